@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import METHODS
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"

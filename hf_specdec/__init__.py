@@ -80,8 +80,8 @@ _NAMES = {  # by module
     "loading.self_drafting": ("self_draft",),
     "methods.auto.config": ("AutoSpecConfig",),
     "methods.auto.spec_memory": ("SpecMemory",),
-    "methods.base": ("Drafter",),
-    "methods.config": ("SpecConfig",),
+    "methods.common.drafter": ("Drafter",),
+    "methods.common.config": ("SpecConfig",),
     "methods.dflash.config": ("DFlashConfig",),
     "methods.draft_model.config": ("DraftModelConfig",),
     "methods.eagle3.config": ("Eagle3Config",),
@@ -106,8 +106,8 @@ if TYPE_CHECKING:
     from hf_specdec.loading.self_drafting import self_draft
     from hf_specdec.methods.auto.config import AutoSpecConfig
     from hf_specdec.methods.auto.spec_memory import SpecMemory
-    from hf_specdec.methods.base import Drafter
-    from hf_specdec.methods.config import SpecConfig
+    from hf_specdec.methods.common.config import SpecConfig
+    from hf_specdec.methods.common.drafter import Drafter
     from hf_specdec.methods.dflash.config import DFlashConfig
     from hf_specdec.methods.draft_model.config import DraftModelConfig
     from hf_specdec.methods.eagle3.config import Eagle3Config

@@ -43,7 +43,7 @@ DFLASH, DFLASH_CONFIG = "methods/dflash/network.py", "methods/dflash/head_config
 PREDECESSOR, CONVOLUTION = "methods/dflash/predecessor.py", "methods/dflash/convolution.py"
 BLOCKS, HEADS, BLOCK_ROLLOUT = (
     "forward/networks/block_runner.py",
-    "methods/draft_head.py",
+    "methods/common/draft_head.py",
     "tools/train/block_rollout.py",
 )
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.

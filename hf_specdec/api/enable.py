@@ -24,7 +24,7 @@ from hf_specdec.kernels.registry import checks_attention, unchecked_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import config_arguments
 
 __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]

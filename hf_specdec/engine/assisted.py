@@ -8,7 +8,7 @@ from transformers.generation import CandidateGenerator
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
 
 
 class CountedCandidates(CandidateGenerator):

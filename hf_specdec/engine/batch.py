@@ -11,7 +11,7 @@ from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.target.compiled_forward import CompiledForward
 from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.methods.node_logits import LogitsRead, NodeLogits
+from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ from hf_specdec.engine.static_shapes import check_cache, has_static_cache
 from hf_specdec.forward.capabilities.findings import Found
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.target.inputs import tensors_of
-from hf_specdec.methods.base import BaseDrafter
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.method import DrafterContext
-from hf_specdec.methods.translation import Translation
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext
+from hf_specdec.methods.common.translation import Translation
 from hf_specdec.request.request import Request
 
 

@@ -24,10 +24,10 @@ from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
 from hf_specdec.forward.networks.shared_cache_runner import SHARED_STEP, SharedCacheRunner
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
-from hf_specdec.methods.draft_scorer import cost_ratio
-from hf_specdec.methods.method import Method
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
+from hf_specdec.methods.common.draft_scorer import cost_ratio
+from hf_specdec.methods.common.method import Method
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:

@@ -21,9 +21,9 @@ from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.forward.capabilities.findings import Findings
 from hf_specdec.forward.target.compiled_forward import MODEL_STEP, CompiledForward, StepKind
 from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.method import MethodState
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.method import MethodState
 
 ATTRIBUTE = "_hf_specdec"
 NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts")

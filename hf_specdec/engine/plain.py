@@ -12,7 +12,7 @@ from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.stopping import agreed_criteria
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.target.inputs import tensors_of
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
 
 OF_TEXT = {"attention_mask", "position_ids"}
 

@@ -17,7 +17,7 @@ from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.target.node_outputs import NodeOutputs
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 
 OnToken = Callable[["SequenceState", int, int], Any]
 

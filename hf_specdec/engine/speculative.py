@@ -34,7 +34,7 @@ from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.networks.shared_cache_runner import SharedCacheRunner
 from hf_specdec.forward.target.model_runner import MAX_DRAFT, ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
 
 MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]
 

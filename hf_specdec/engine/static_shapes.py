@@ -22,8 +22,8 @@ from hf_specdec.forward.target.adapters import takes_positions
 from hf_specdec.forward.target.compiled_forward import CompiledForward, CompiledShapes, StepKind
 from hf_specdec.forward.target.model_runner import MAX_UNCACHED
 from hf_specdec.forward.target.rotary import rotary_of
-from hf_specdec.methods.base import BaseDrafter
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.drafter import BaseDrafter
 
 GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow

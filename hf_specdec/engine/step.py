@@ -18,8 +18,8 @@ from hf_specdec.engine.sequence import OnToken, draws_beside
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.target.node_outputs import NodeOutputs
-from hf_specdec.methods.base import NO_COST, BaseDrafter, DraftCost, DraftRequest
-from hf_specdec.methods.common_width import at_common_width
+from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
+from hf_specdec.methods.common.tree_width import at_common_width
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.engine.head_pairing import place_head
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
 
 STATIC_NAMES = ("hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
 CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice

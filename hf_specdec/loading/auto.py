@@ -35,14 +35,14 @@ from hf_specdec.kernels.quantization.report import FIXED_TEXT, LoadedWeights, lo
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.head_files import known_config
 from hf_specdec.methods.dflash import head_config as dflash
 from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.draft_model.gemma4_assistant import GemmaAssistantHead
 from hf_specdec.methods.eagle3 import head_config as eagle3
 from hf_specdec.methods.eagle3.checkpoint import load_head as load_eagle3_head
-from hf_specdec.methods.gemma4_assistant.network import GemmaAssistantHead
-from hf_specdec.methods.heads.files import known_config
 from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.request.request import own_arguments
 

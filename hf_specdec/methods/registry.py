@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from hf_specdec.compat import attention_implementation
 from hf_specdec.errors import unknown_name
 from hf_specdec.methods.auto.method import AUTO
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.method import Method
 from hf_specdec.methods.dflash.method import DFLASH
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.draft_model.gemma4_assistant import gemma_assistant_head_of
 from hf_specdec.methods.draft_model.method import DRAFT_MODEL
 from hf_specdec.methods.eagle3.method import EAGLE3
-from hf_specdec.methods.gemma4_assistant.network import gemma_assistant_head_of
 from hf_specdec.methods.lookahead.method import LOOKAHEAD
-from hf_specdec.methods.method import Method
 from hf_specdec.methods.mtp.method import MTP
 from hf_specdec.methods.plain.method import PLAIN
 from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP

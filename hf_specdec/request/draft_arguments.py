@@ -7,11 +7,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from hf_specdec.compat import adds_virtual_tokens, generation_model
 from hf_specdec.compat.devices import is_dispatched
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.method import Method
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.translation import are_alike, check_tokenizers
 from hf_specdec.methods.registry import as_head
-from hf_specdec.methods.translation import are_alike, check_tokenizers
 
 
 def tokenizers_of(kwargs: dict[str, Any], assistant: Any, config: SpecConfig) -> tuple[Any, Any] | None:

@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter, DraftResult
+from hf_specdec.methods.common.drafter import Drafter, DraftResult
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter

@@ -6,7 +6,7 @@ import torch
 from transformers.generation import CandidateGenerator
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import DraftRequest
+from hf_specdec.methods.common.drafter import DraftRequest
 from hf_specdec.methods.plain.drafter import PlainDrafter
 
 

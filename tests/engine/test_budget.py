@@ -19,7 +19,7 @@ from hf_specdec.engine.cost.budget import (
 )
 from hf_specdec.engine.cost.cost_model import ORDER, SIZES, StepCosts
 from hf_specdec.forward.networks.drafting import DraftForwards
-from hf_specdec.methods.base import DraftCost
+from hf_specdec.methods.common.drafter import DraftCost
 
 ONE = 0.01  # seconds of a step with one token
 FLAT, STEEP = 0.0, 1.0  # what a token more costs, in steps of one

@@ -16,7 +16,7 @@ from hf_specdec.engine.cost import cost_model as module
 from hf_specdec.engine.cost.cost_model import CostCurve, DraftSpeed, StepCosts
 from hf_specdec.forward.networks import runner_base
 from hf_specdec.forward.networks.runner_base import network_of
-from hf_specdec.methods.base import TOKEN_COST
+from hf_specdec.methods.common.drafter import TOKEN_COST
 
 
 def linear(slope: float = 0.1) -> CostCurve:

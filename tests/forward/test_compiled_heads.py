@@ -16,7 +16,7 @@ from hf_specdec.forward.networks.head_base import HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
 from hf_specdec.forward.target.compiled_forward import CompiledForward, CompiledShapes
-from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import LendingCompiler, Recorder
 from tests.helpers.head_cases import CASES, Zoo

@@ -6,10 +6,10 @@ import pytest
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.forward.networks.drafting import propose_together
-from hf_specdec.methods.base import DraftRequest
+from hf_specdec.methods.common.drafter import DraftRequest
+from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from hf_specdec.methods.node_logits import NodeLogits
 from tests.helpers.draft_tables import TableScorer, random_table
 
 SIZE = 6

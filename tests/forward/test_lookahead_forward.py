@@ -8,7 +8,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import DraftResult
+from hf_specdec.methods.common.drafter import DraftResult
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from tests.helpers.cover import wide_but

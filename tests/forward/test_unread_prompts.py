@@ -10,7 +10,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.forward.networks.block_runner import BlockRunner
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
-from hf_specdec.methods.draft_head import BlockHead
+from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from tests.helpers.head_cases import CASES, Zoo
 

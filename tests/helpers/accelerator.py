@@ -5,7 +5,7 @@ import pytest
 from hf_specdec.common import transfer
 from hf_specdec.engine.sampling import noise_ahead, sampler
 from hf_specdec.forward.target import compiled_forward
-from hf_specdec.methods import node_logits
+from hf_specdec.methods.common import node_logits
 
 __all__ = ["emulate"]
 

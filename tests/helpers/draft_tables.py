@@ -15,7 +15,7 @@ from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import rejections_of
 from hf_specdec.engine.verify import verify_tree
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 __all__ = [
     "Table",

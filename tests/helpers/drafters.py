@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import BaseDrafter, Drafter, DraftRequest, DraftResult
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.drafter import BaseDrafter, Drafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 __all__ = ["CheckedDrafter", "OracleDrafter", "RandomTreeDrafter", "drafted_by", "learned"]
 

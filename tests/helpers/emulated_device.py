@@ -2,7 +2,7 @@
 
 with EmulatedDevice() as device:
     output = model.to(DEVICE).generate(prompt.to(DEVICE))
-    device.reads  # ["methods/node_logits.py:107", ...]
+    device.reads  # ["methods/common/node_logits.py:107", ...]
 
 Each of its tensors wraps a CPU tensor. Operations run there, and refuse what CUDA's refuse: tensors of two devices, the
 CPU's generators, reads as NumPy arrays. It has nothing of CUDA's own: graphs, events, fused kernels.

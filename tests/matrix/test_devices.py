@@ -210,13 +210,13 @@ def test_the_emulated_device_refuses_what_a_gpu_refuses(device: EmulatedDevice) 
 
 def test_the_emulated_device_lists_reads(device: EmulatedDevice) -> None:
     from hf_specdec.common.transfer import upload
-    from hf_specdec.methods.node_logits import NodeLogits
+    from hf_specdec.methods.common.node_logits import NodeLogits
 
     rows = upload(torch.eye(4), DEVICE)
     assert not device.reads
     assert [line.split(":")[0] for line in device.uploads] == ["common/transfer.py"]
     assert NodeLogits(rows).best() == [0, 1, 2, 3]
-    assert [line.split(":")[0] for line in device.reads] == ["methods/node_logits.py"]
+    assert [line.split(":")[0] for line in device.reads] == ["methods/common/node_logits.py"]
 
 
 def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec import AutoSpecConfig, DraftModelConfig, LookaheadConfig, PromptLookupConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.plain.drafter import PlainDrafter

@@ -9,7 +9,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 from tests.helpers.support import PROMPT, plain
 
 

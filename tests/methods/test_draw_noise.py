@@ -7,9 +7,9 @@ import torch
 
 from hf_specdec import AutoSpecConfig, SpecMemory
 from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.common.draw_noise import coupled
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from hf_specdec.methods.draw_noise import coupled
 from tests.helpers.draft_tables import Table, TableScorer, random_table
 from tests.helpers.drafters import drafted_by
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from hf_specdec.tools.bench.operations import VIEWS
 from tests.helpers.accelerator import emulate
 

@@ -7,8 +7,8 @@ import pytest
 
 from hf_specdec.methods.auto.calibration import Calibration
 from hf_specdec.methods.auto.mixer import Mixer
+from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
-from hf_specdec.methods.ngram.pool import NgramPool
 
 # What is shared, a change of it, and what is seen of it.
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {

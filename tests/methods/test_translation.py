@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.translation import MOST_TAIL, Translation, are_alike, check_tokenizers
+from hf_specdec.methods.common.translation import MOST_TAIL, Translation, are_alike, check_tokenizers
 from tests.helpers.tokenizers import byte_level, characters, marked
 
 SAMPLES = [

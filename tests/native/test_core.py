@@ -19,13 +19,13 @@ from hf_specdec import AutoSpecConfig, SpecMemory
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.kernels import native
 from hf_specdec.kernels.native.sources import sources_number
-from hf_specdec.methods import node_logits
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.predictor import Predictor
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _evidence
 from hf_specdec.methods.auto.search import Found, search_of
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.methods.common import node_logits
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from tests.helpers.draft_tables import TableScorer, random_table
 from tests.helpers.drafters import drafted_by, learned
 from tests.native.conftest import ROOT

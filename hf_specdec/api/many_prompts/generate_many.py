@@ -25,7 +25,7 @@ from hf_specdec.common.progress import with_bar
 from hf_specdec.common.transfer import HOST
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.generation.arguments import check_modes, settings_of, with_cache
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.common.config import check_positive
 from hf_specdec.request.request import (
     AUTO,
     configs_of,

@@ -18,7 +18,7 @@ from hf_specdec.api.many_prompts.generate_many import generate_many
 from hf_specdec.api.many_prompts.job import NOT_YET
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.errors import QueueFullError, SpecError, without_frames
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.common.config import check_positive
 
 END = object()  # in the queue: look whether the batch is closing
 CLOSED = "the batch is closed"

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.cost.cost_model import CostCurve, StepCosts
 from hf_specdec.forward.networks.drafting import DraftForwards
-from hf_specdec.methods.base import DraftCost
+from hf_specdec.methods.common.drafter import DraftCost
 
 FADE = 0.97  # of what earlier steps brought, a step
 FIRST_STEPS = 4.0  # plain steps that the rate starts with

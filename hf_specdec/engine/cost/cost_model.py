@@ -20,7 +20,7 @@ from hf_specdec.common.files import replacing
 from hf_specdec.compat import computes_halves
 from hf_specdec.engine.cost.time_estimate import TimeEstimate
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import TOKEN_COST
+from hf_specdec.methods.common.drafter import TOKEN_COST
 
 LEAST = 0.5  # of a ratio: noise makes no forward free
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)

@@ -17,7 +17,7 @@ from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.errors import RankError
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.node_logits import NodeLogits, read_tensors
+from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1

@@ -18,7 +18,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
 from hf_specdec.forward.networks.runner_base import RowScorer
 from hf_specdec.forward.target.compiled_forward import Step, StepKind
-from hf_specdec.methods.draft_head import AttentionSpan, BlockHead
+from hf_specdec.methods.common.draft_head import AttentionSpan, BlockHead
 
 Array = npt.NDArray[Any]
 

@@ -22,7 +22,7 @@ from hf_specdec.forward.target.compiled_forward import CompiledForward
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.model_runner import ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 
 class DraftRunner(BaseDraftRunner):

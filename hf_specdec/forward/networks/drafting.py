@@ -10,9 +10,9 @@ import torch
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.methods.base import BaseDrafter, DraftRequest
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter, is_worth_a_forward
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter, is_worth_a_forward
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 SHORT = 16  # tokens of a text that a forward reads beside a request in about the time of the request alone
 

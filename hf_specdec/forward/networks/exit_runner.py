@@ -31,8 +31,8 @@ from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.forward.target.tree_layout import TreeLayout
 from hf_specdec.forward.target.tree_mask import TreeMasks
-from hf_specdec.methods.draft_scorer import cost_ratio
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.draft_scorer import cost_ratio
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 OWN_CACHE = "Pass assistant_model=hf_specdec.self_draft(model, layers=...), which keeps a cache of its own."
 

@@ -18,8 +18,8 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, network_of, of_each_row
 from hf_specdec.forward.target.compiled_forward import CompiledShapes
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 RESERVE = 1024  # cache columns allocated at once after the prompt, at most
 

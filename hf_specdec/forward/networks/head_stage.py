@@ -17,7 +17,7 @@ from hf_specdec.common.transfer import to_device
 from hf_specdec.forward.networks.head_base import head_cache, static_head_cache
 from hf_specdec.forward.networks.head_rows import Columns, StageRow, Wanted
 from hf_specdec.forward.target.compiled_forward import CompiledShapes, Step, StepKind
-from hf_specdec.methods.draft_head import PairHead
+from hf_specdec.methods.common.draft_head import PairHead
 
 Array = npt.NDArray[Any]
 

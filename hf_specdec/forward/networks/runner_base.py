@@ -13,7 +13,7 @@ from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.target.compiled_forward import CompiledForward
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 
 class RowScorer:

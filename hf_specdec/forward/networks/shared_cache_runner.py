@@ -17,7 +17,7 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.target.compiled_forward import Step, StepKind
 from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.methods.draft_head import SharedCacheHead
+from hf_specdec.methods.common.draft_head import SharedCacheHead
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,7 @@ from hf_specdec.forward.target.hidden_states import HiddenStates
 from hf_specdec.forward.target.inputs import StepInputs
 from hf_specdec.forward.target.rotary import RotaryFrequencies
 from hf_specdec.forward.target.tree_layout import TreeLayout
-from hf_specdec.methods.node_logits import LogitsRead, NodeLogits, read_rows
+from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits, read_rows
 
 
 class NextForward(HiddenStates):

@@ -7,8 +7,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, first_line
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.translation import are_alike
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.translation import are_alike
 
 
 def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokenizerBase:

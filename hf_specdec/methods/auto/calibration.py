@@ -6,7 +6,7 @@ Knows nothing about where a probability comes from. Safe to share between thread
 from array import array
 from collections.abc import Iterable
 
-from hf_specdec.methods.shared_state import SharedState
+from hf_specdec.methods.common.shared_state import SharedState
 
 NUM_BINS = 20
 PRIOR = 6.0  # accepted tokens as which being right from the start counts

@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import (
+from hf_specdec.methods.common.config import (
     MAX_KEPT,
     MAX_STEP_TOKENS,
     SpecConfig,

@@ -19,12 +19,12 @@ from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKEL
 from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
-from hf_specdec.methods.base import DraftCost, DraftRequest, DraftResult
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, RoundDrafter
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.methods.processed_rows import LogitsProcessorFn
-from hf_specdec.methods.translation import Translation
+from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
+from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.node_logits import NodeLogits
+from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
+from hf_specdec.methods.common.translation import Translation
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look

@@ -8,8 +8,8 @@ tree costs a walk over its parent's matches, whatever the length of the text. Kn
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.pool import NgramPool
 
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 8  # tokens in front of a place compared; more say nothing new

@@ -15,7 +15,7 @@ from hf_specdec.common.files import check_path, replacing
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits, filled
-from hf_specdec.methods.ngram.pool import BOUNDARY, NgramPool
+from hf_specdec.methods.common.ngram.pool import BOUNDARY, NgramPool
 
 FORMAT = "hf_specdec memory 4"
 EIGHT_KEPT = "hf_specdec memory 3"  # entries of 8 tokens

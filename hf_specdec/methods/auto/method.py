@@ -3,8 +3,8 @@
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.base import BaseDrafter
-from hf_specdec.methods.method import DrafterContext, Method, MethodState
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext, Method, MethodState
 
 GIVEN = "auto, given"
 

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from hf_specdec.methods.shared_state import SharedState
+from hf_specdec.methods.common.shared_state import SharedState
 
 Evidence = tuple[Sequence[int], Sequence[float]]  # candidates, and one number for each
 NoiseScores = tuple[Sequence[float], float]  # minus the logarithm of the noise of each candidate's draw; of all others'

@@ -27,7 +27,7 @@ from hf_specdec.methods.auto.recycled_logits import (
     key_of,
 )
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.index import NgramIndex
 
 NoiseRow = npt.NDArray[Any]
 
@@ -182,7 +182,7 @@ class Predictor:
 
         Args:
             drafted: a draft model's entry for it, if it was asked.
-            noise: `(vocab_size,)` fp32 of the draw after it, if that is known; see `methods/draw_noise.py`.
+            noise: `(vocab_size,)` fp32 of the draw after it, if that is known; see `methods/common/draw_noise.py`.
             uses_found: whether a window takes part.
         """
         kind, sources = self._sources(context, drafted, uses_found)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hf_specdec.kernels import native
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 MAX_KEY = 3
 NUM_KEPT = 16  # next tokens of a node that an entry has room for, as sampled texts go on with unlikely ones

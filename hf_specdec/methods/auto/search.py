@@ -14,7 +14,7 @@ from hf_specdec.kernels import native
 from hf_specdec.methods.auto.calibration import MOST
 from hf_specdec.methods.auto.predictor import Context, NoiseRow, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry
-from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.index import NgramIndex
 
 
 class Found(NamedTuple):
@@ -87,7 +87,7 @@ class Search:
         index: the text; its last token is the root.
         takes_trees: whether siblings are verified; where not, a chain is grown.
         max_depth: nodes one under the other, the root apart, at most.
-        noise: of the draws after the nodes of depth 0, 1, ... as far as it is known; see `methods/draw_noise.py`.
+        noise: of the draws after the nodes of depth 0, 1, ... as far as it is known; see `common/draw_noise.py`.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.memory_file import MemoryFile
 from hf_specdec.methods.auto.recycled_logits import RecycledLogits
-from hf_specdec.methods.config import MAX_KEPT, check_positive
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.config import MAX_KEPT, check_positive
+from hf_specdec.methods.common.ngram.pool import NgramPool
 
 
 class SpecMemory:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, RecycledLogits, best_tokens
+from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.lookahead.window import JacobiWindow
-from hf_specdec.methods.node_logits import NodeLogits
 
 MAX_FOUND = 8_192  # entries kept of a text's windows
 TRIAL = 32  # steps of a trial; a window takes as many as it has levels to fill

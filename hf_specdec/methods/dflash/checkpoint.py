@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.errors import CheckpointError
-from hf_specdec.methods.dflash.head_config import DFlashHeadConfig, is_head_config
-from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.methods.heads.files import (
+from hf_specdec.methods.common.head_files import (
     config_file,
     describing_a_head,
     json_object,
@@ -23,6 +21,8 @@ from hf_specdec.methods.heads.files import (
     read_weights,
     take_weights,
 )
+from hf_specdec.methods.dflash.head_config import DFlashHeadConfig, is_head_config
+from hf_specdec.methods.dflash.network import DFlashHead
 
 MASK_EMBEDDING = "mask_embedding.pt"
 # of the target, which the training code keeps beside the head; `d2t` says what `t2d` does

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from hf_specdec.methods.heads.config import HeadConfig
+from hf_specdec.methods.draft_model.head_config import HeadConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.methods.draft_head import AttentionSpan
-from hf_specdec.methods.heads.files import layer_values
+from hf_specdec.methods.common.draft_head import AttentionSpan
+from hf_specdec.methods.common.head_files import layer_values
 
 ARCHITECTURES = {  # of the authors' form -> the kind
     "DFlashDraftModel": "dflash",

@@ -4,14 +4,14 @@ import dataclasses
 
 from transformers import PreTrainedModel
 
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.draft_head import BlockHead
+from hf_specdec.methods.common.draft_scorer import BlockDraftScorer
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext, Method
 from hf_specdec.methods.dflash.checkpoint import head_of_model
 from hf_specdec.methods.dflash.config import DFlashConfig
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
-from hf_specdec.methods.draft_head import BlockHead
 from hf_specdec.methods.draft_model.method import drafter_of
-from hf_specdec.methods.draft_scorer import BlockDraftScorer
-from hf_specdec.methods.method import DrafterContext, Method
 
 
 def _make(config: DFlashConfig, context: DrafterContext) -> BaseDrafter:

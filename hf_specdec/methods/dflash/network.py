@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hf_specdec.compat.decoder_layers import LAYERS, attend, config_of_layers, rotated
+from hf_specdec.methods.common.draft_head import BlockHead, attention_shape
 from hf_specdec.methods.dflash.convolution import BlockConvolution
 from hf_specdec.methods.dflash.head_config import SLIDING, DFlashHeadConfig
 from hf_specdec.methods.dflash.predecessor import CandidateSelector, MarkovHead, PredecessorHead
-from hf_specdec.methods.draft_head import BlockHead, attention_shape
 
 
 class DFlashHead(BlockHead):

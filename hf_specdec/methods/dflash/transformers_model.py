@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat import CACHE
-from hf_specdec.methods.draft_head import AttentionSpan, BlockHead, attention_shape
-from hf_specdec.methods.heads.wrapped import WrappedHead
+from hf_specdec.methods.common.draft_head import AttentionSpan, BlockHead, attention_shape
+from hf_specdec.methods.common.wrapped_head import WrappedHead
 
 FIELDS = ("block_size", "mask_token_id", "target_layer_ids")  # of the configuration of a DFlash model
 

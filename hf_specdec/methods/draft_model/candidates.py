@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
-from hf_specdec.methods.node_logits import NodeLogits, read_tensors
 
 
 @dataclass(slots=True, eq=False)

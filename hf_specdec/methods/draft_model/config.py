@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
+from hf_specdec.methods.common.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
 
 MAX_TREE_NODES = 32  # default node budget of a tree, at most
 TRANSLATED = 2  # tokens of the target that one of the draft's own vocabulary may become, on the mean

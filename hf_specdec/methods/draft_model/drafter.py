@@ -13,14 +13,14 @@ import torch
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import TOKEN_COST, DraftRequest, DraftResult
+from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
+from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
+from hf_specdec.methods.common.draw_noise import coupled
+from hf_specdec.methods.common.node_logits import NodeLogits
+from hf_specdec.methods.common.processed_rows import LogitsProcessorFn, process_rows
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts, GainCurve
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
-from hf_specdec.methods.draw_noise import coupled
-from hf_specdec.methods.node_logits import NodeLogits
-from hf_specdec.methods.processed_rows import LogitsProcessorFn, process_rows
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
 RETRY = 16  # where drafting saves no time, every so many steps draft all the same, to notice a change

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext, Method
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_model.translated import TranslatedDrafter
-from hf_specdec.methods.method import DrafterContext, Method
 
 
 def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> BaseDrafter:

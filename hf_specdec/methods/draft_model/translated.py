@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import TOKEN_COST, DraftRequest, DraftResult
-from hf_specdec.methods.common_width import at_common_width
+from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward
+from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
+from hf_specdec.methods.common.translation import Translation
+from hf_specdec.methods.common.tree_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from hf_specdec.methods.draft_scorer import DraftRound, DraftScorer, NoForward
-from hf_specdec.methods.translation import Translation
 
 
 class TranslatedDrafter(DraftModelDrafter):

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from hf_specdec.common.files import replacing, saving_tensors
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
-from hf_specdec.methods.eagle3.network import Eagle3Head
-from hf_specdec.methods.heads.files import (
+from hf_specdec.methods.common.head_files import (
     config_file,
     describing_a_head,
     json_object,
     read_weights,
     take_weights,
 )
+from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
+from hf_specdec.methods.eagle3.network import Eagle3Head
 
 # of the target, which the training code keeps beside the head
 TARGETS_OWN = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")

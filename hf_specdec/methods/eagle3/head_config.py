@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.methods.heads.files import layer_values
+from hf_specdec.methods.common.head_files import layer_values
 
 FLAT_ARCHITECTURES = {  # -> model type of the layers
     "LlamaForCausalLMEagle3": "llama",

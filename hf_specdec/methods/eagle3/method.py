@@ -2,9 +2,9 @@
 
 from functools import partial
 
+from hf_specdec.methods.common.method import Method
 from hf_specdec.methods.draft_model.method import drafter_of
 from hf_specdec.methods.eagle3.config import Eagle3Config
-from hf_specdec.methods.method import Method
 
 EAGLE3 = Method(
     name="eagle3",

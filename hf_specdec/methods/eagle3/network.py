@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_specdec.compat import CACHE
 from hf_specdec.compat.decoder_layers import LAYERS, config_of_layers
-from hf_specdec.methods.draft_head import PairHead, attention_shape, within
+from hf_specdec.methods.common.draft_head import PairHead, attention_shape, within
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 
 

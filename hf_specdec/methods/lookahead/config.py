@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import MAX_NGRAM_SIZE, MAX_STEP_TOKENS, SpecConfig, check_at_least, check_positive
+from hf_specdec.methods.common.config import MAX_NGRAM_SIZE, MAX_STEP_TOKENS, SpecConfig, check_at_least, check_positive
 
 MAX_SEED = (1 << 63) - 1  # of a torch generator
 SMALLER = "Usual are 7, 5 and 7."

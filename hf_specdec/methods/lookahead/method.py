@@ -1,9 +1,9 @@
 """The registry's entry of lookahead."""
 
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext, Method
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
-from hf_specdec.methods.method import DrafterContext, Method
 
 
 def _make(config: LookaheadConfig, context: DrafterContext) -> BaseDrafter:

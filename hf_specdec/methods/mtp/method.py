@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from hf_specdec.methods.common.method import Method
 from hf_specdec.methods.draft_model.method import drafter_of
-from hf_specdec.methods.method import Method
 from hf_specdec.methods.mtp.config import MtpConfig
 from hf_specdec.methods.mtp.network import MtpHead, mtp_head_of
 

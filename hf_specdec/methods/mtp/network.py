@@ -20,8 +20,8 @@ from hf_specdec.compat.mtp import (
     use_mask_attention,
 )
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.methods.draft_head import PairHead, within
-from hf_specdec.methods.heads.wrapped import WrappedHead
+from hf_specdec.methods.common.draft_head import PairHead, within
+from hf_specdec.methods.common.wrapped_head import WrappedHead
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

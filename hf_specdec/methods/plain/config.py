@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 
 
 class PlainDrafter(BaseDrafter):

@@ -1,7 +1,7 @@
 """The registry's entry of a loop that drafts nothing."""
 
-from hf_specdec.methods.base import BaseDrafter
-from hf_specdec.methods.method import DrafterContext, Method
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext, Method
 from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.plain.drafter import PlainDrafter
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
-from hf_specdec.methods.config import (
+from hf_specdec.methods.common.config import (
     MAX_KEPT,
     MAX_NGRAM_SIZE,
     MAX_STEP_TOKENS,

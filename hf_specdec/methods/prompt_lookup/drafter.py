@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.base import TOKEN_COST, BaseDrafter, DraftRequest, DraftResult
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.drafter import TOKEN_COST, BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
 CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at

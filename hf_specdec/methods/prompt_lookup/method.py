@@ -1,8 +1,8 @@
 """The registry's entry of prompt lookup, and the pool of texts that its calls share."""
 
-from hf_specdec.methods.base import BaseDrafter
-from hf_specdec.methods.method import DrafterContext, Method, MethodState
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import DrafterContext, Method, MethodState
+from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 

@@ -16,8 +16,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.common.config import check_positive
+from hf_specdec.methods.common.drafter import Drafter
 from hf_specdec.tools.bench.document import COST, Save
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, check_models

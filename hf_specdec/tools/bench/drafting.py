@@ -18,8 +18,8 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
-from hf_specdec.methods.node_logits import NodeLogits, read_logits
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tools.bench.conversation import encode, fitting

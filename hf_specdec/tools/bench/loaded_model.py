@@ -15,7 +15,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.kernels.quantization.precision import DTYPES, PRECISIONS
 from hf_specdec.loading import embedded
 from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, widen, widen_head
 
 EMBEDDED = "embedded target"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import check_positive, check_temperature
+from hf_specdec.methods.common.config import check_positive, check_temperature
 from hf_specdec.tools.bench.prompts import Prompt
 
 WATCHED_ROUND = -1

@@ -21,7 +21,7 @@ from typing import Any
 
 from hf_specdec.common.files import check_path, json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.common.config import check_positive
 
 RANDOM_TOKENS = "random tokens"
 LINES = ".jsonl"  # what files end in whose lines are prompts, packed or not

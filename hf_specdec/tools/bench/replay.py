@@ -16,7 +16,7 @@ from typing import Any, cast
 from hf_specdec.common.files import check_path, json_value, lines_of, read_text
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 
 NO_LIMIT = 2**16  # a budget above any drafter's own
 

@@ -32,10 +32,10 @@ from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head, own_head_of
 from hf_specdec.errors import ConfigError, SpecError, unknown_name
 from hf_specdec.kernels.quantization.report import precision_of
-from hf_specdec.methods.base import BaseDrafter
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.method import Method
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.method import Method
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.bench.candidates import DecodeWithCandidates
 from hf_specdec.tools.bench.loaded_model import LoadedModel

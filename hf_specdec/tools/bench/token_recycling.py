@@ -16,9 +16,9 @@ import torch
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import Drafter
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.method import DrafterContext, Method
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.drafter import Drafter
+from hf_specdec.methods.common.method import DrafterContext, Method
 
 NUM_CANDIDATES = 8
 UNKNOWN = -1

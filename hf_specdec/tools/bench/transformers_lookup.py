@@ -10,7 +10,7 @@ import torch
 from transformers.generation import PromptLookupCandidateGenerator
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.common.drafter import Drafter
 
 NO_LIMIT = 2**31 - 1  # `max_length`: generation ends where the recorded answer does
 

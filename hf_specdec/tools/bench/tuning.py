@@ -24,7 +24,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.generation.generate import EnabledGenerate, prepared_call
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.common.config import check_positive
 from hf_specdec.tools.bench.forward_times import time_forwards
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")

@@ -29,9 +29,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
 TOLERANCE = 1e-3

@@ -8,7 +8,7 @@ import typer
 
 from hf_specdec.common.files import check_room
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import check_temperature
+from hf_specdec.methods.common.config import check_temperature
 from hf_specdec.methods.registry import METHODS, config_arguments
 from hf_specdec.tools.bench.document import SPEEDS, check_document_file, check_form
 from hf_specdec.tools.bench.plan import BenchSettings

@@ -13,7 +13,7 @@ import hf_specdec
 from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.kernels.quantization.precision import DTYPES, checkpoint_config, saved_precision
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import load_draft

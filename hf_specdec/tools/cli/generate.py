@@ -14,8 +14,8 @@ from transformers.generation import BaseStreamer
 from hf_specdec.compat import attention_implementation, input_device, max_positions
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.kernels.quantization.report import precision_of
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.document import EXACT_DTYPES
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.bench_output import INTERRUPTED, note_interrupt

@@ -17,7 +17,7 @@ from hf_specdec.kernels.quantization.precision import machine_support
 from hf_specdec.kernels.quantization.report import num_parameters, precision_of
 from hf_specdec.loading.auto import describe_weights
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.extras import extras, versions

@@ -12,7 +12,7 @@ from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import auto as loading
 from hf_specdec.loading import embedded
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.cli.where import placement
 

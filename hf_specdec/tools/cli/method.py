@@ -8,8 +8,8 @@ from typing import Any
 
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.method import Method
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.method import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.request.request import NONE
 from hf_specdec.tools.command_errors import within

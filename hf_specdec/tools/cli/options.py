@@ -13,8 +13,8 @@ import hf_specdec
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.loading import embedded
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
-from hf_specdec.methods.config import SpecConfig, check_at_least, check_temperature
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.config import SpecConfig, check_at_least, check_temperature
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.cli.inputs import check_attention, check_precision, load_draft, set_threads
 from hf_specdec.tools.cli.method import check_draft_options, describe_methods, loads_draft, read_method

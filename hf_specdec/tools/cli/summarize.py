@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.quantization.report import precision_of
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.bench_output import INTERRUPTED, note_interrupt
 from hf_specdec.tools.cli.inputs import check_seed

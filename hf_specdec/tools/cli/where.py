@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from hf_specdec.common.files import json_value
 from hf_specdec.distributed.placement import STRATEGIES, place, read_device
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 
 MEMORY_NAMES = ("cpu", "disk", "mps")
 LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel"

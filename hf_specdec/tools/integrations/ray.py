@@ -20,7 +20,7 @@ from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.generation.arguments import settings_of
 from hf_specdec.loading.auto import AutoModelForCausalLM, load_draft
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
-from hf_specdec.methods.config import check_positive
+from hf_specdec.methods.common.config import check_positive
 
 BATCHES_PER_CALL = 4  # rows of a call of the actor, in batches of the model
 CALLS_AT_ONCE = 2  # of an actor: rows of the next fill the places of those that have ended

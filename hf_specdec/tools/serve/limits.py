@@ -3,7 +3,7 @@
 import dataclasses
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import SpecConfig
+from hf_specdec.methods.common.config import SpecConfig
 
 STEP_BUDGET = 128  # most tokens a step of one request computes, where the server reserves nothing for its method
 MEMORY_BOUNDS = ("max_pool_tokens", "max_recycled", "max_keys")  # a lower one would cut what all requests share

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
-from hf_specdec.methods.config import LEAST_TEMPERATURE
+from hf_specdec.methods.common.config import LEAST_TEMPERATURE
 
 MAX_SEED = (1 << 63) - 1  # of OpenAI's API
 MAX_BIAS = 100.0  # likewise

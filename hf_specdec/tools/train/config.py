@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.config import check_at_least, check_positive
+from hf_specdec.methods.common.config import check_at_least, check_positive
 
 MAX_SEED = (1 << 62) - 1  # numbers of texts and epochs are added
 MAX_EPOCHS = 1_000_000

@@ -12,7 +12,7 @@ from hf_specdec.compat.processors import in_order
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.errors import RankError
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 CPU = torch.device("cpu")
 ROWS = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))

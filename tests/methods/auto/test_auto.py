@@ -10,7 +10,7 @@ import torch
 from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
 from hf_specdec.methods.auto.drafter import RETRIED, AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import key_of
-from hf_specdec.methods.base import DraftCost
+from hf_specdec.methods.common.drafter import DraftCost
 from tests.helpers.draft_tables import TableScorer, random_table
 from tests.helpers.drafters import drafted_by, learned
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_specdec.methods.auto.matches import Matches, Votes
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.pool import NgramPool
 
 Places = list[tuple[int, int]]  # place, matching tokens in front of it
 

@@ -7,7 +7,7 @@ import torch
 from hf_specdec.methods.auto.predictor import MOST_TRUST, Prediction, Predictor
 from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.index import NgramIndex
 
 LIKELY: Entry = ((30, 31), (12.0, 5.0))
 

@@ -20,7 +20,7 @@ from hf_specdec.methods.auto.recycled_logits import (
     key_of,
     log_odds,
 )
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 
 def entry(token: int) -> Entry:

@@ -12,8 +12,8 @@ from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import TOKEN_BITS
 from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
-from hf_specdec.methods.base import DraftCost
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.drafter import DraftCost
+from hf_specdec.methods.common.node_logits import NodeLogits
 from tests.helpers.draft_tables import Table, random_table
 from tests.helpers.drafters import drafted_by, learned
 from tests.methods.auto.test_auto import texts_of

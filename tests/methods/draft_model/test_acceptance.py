@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from hf_specdec.methods.common.method import DrafterContext, MethodState
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_model.method import DRAFT_MODEL
-from hf_specdec.methods.method import DrafterContext, MethodState
 from tests.helpers.draft_tables import TableScorer
 
 

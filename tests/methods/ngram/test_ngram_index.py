@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.pool import NgramPool
 
 
 def scanned_places(text: list[int], ngram: list[int], limit: int) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.kernels import native
-from hf_specdec.methods.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from tests.helpers.drafters import drafted_by, learned

@@ -14,7 +14,7 @@ import hf_specdec
 from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.compat import CACHE
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.base import DraftRequest
+from hf_specdec.methods.common.drafter import DraftRequest
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative

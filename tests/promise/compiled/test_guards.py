@@ -15,7 +15,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import without_guards
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.common.drafter import Drafter
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.checkpoint import save_head as save_dflash
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.checkpoint import save_head as save_eagle3
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from tests.helpers.dflash import random_dflash_head

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
 from hf_specdec import ConfigError
-from hf_specdec.methods.translation import MOST_TAIL
+from hf_specdec.methods.common.translation import MOST_TAIL
 from tests.helpers.cover import wide_but
 from tests.helpers.support import plain
 from tests.helpers.tokenizers import byte_level, marked

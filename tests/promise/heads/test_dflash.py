@@ -15,7 +15,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.forward.networks import head_base
 from hf_specdec.generation.generate import prepared_call
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.methods.draft_scorer import cost_ratio
+from hf_specdec.methods.common.draft_scorer import cost_ratio
 from tests.helpers.dflash import draft_block, random_dflash, random_dflash_head
 from tests.helpers.head_cases import SHAPES
 from tests.helpers.head_cases import always as always_by

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.methods.draft_head import DraftHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from tests.helpers.dflash import HEADS, random_dflash_head
 from tests.helpers.heads import random_head

@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessor
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import Drafter
+from hf_specdec.methods.common.drafter import Drafter
 from tests.helpers.support import PROMPT, assert_same_run, plain, run, speculative
 from tests.helpers.zoo import VOCAB_SIZE
 

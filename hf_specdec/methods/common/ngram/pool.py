@@ -6,8 +6,8 @@ one's texts are forgotten. So adding a token stays O(1) and nothing is ever re-i
 
 from collections.abc import Sequence
 
-from hf_specdec.methods.ngram.index import NgramIndex
-from hf_specdec.methods.shared_state import SharedState
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.shared_state import SharedState
 
 BOUNDARY = -1  # stands between two texts; no token id, so no match crosses it
 MAX_NGRAM_SIZE = 4

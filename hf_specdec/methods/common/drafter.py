@@ -19,8 +19,8 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
-from hf_specdec.methods.draw_noise import DrawNoise
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.draw_noise import DrawNoise
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 TOKEN_COST = 0.045  # what a token more adds to a forward of one, where nothing is known: a CPU, fp32
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.base import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter
 
 
 def maker_of(value: Any) -> Callable[[], BaseDrafter]:

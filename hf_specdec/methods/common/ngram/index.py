@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from hf_specdec.kernels import native
-from hf_specdec.methods.ngram import hashing
-from hf_specdec.methods.ngram.top_counts import TopCounts
+from hf_specdec.methods.common.ngram import hashing
+from hf_specdec.methods.common.ngram.top_counts import TopCounts
 
 NUM_COMMON = 32  # ranked tokens; 64 drafted no better on recorded chat answers, 16 did below 32 nodes
 FIRST_SLOTS = 64

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.methods.base import TOKEN_COST, BaseDrafter
-from hf_specdec.methods.config import SpecConfig
-from hf_specdec.methods.draft_head import DraftHead
-from hf_specdec.methods.draft_scorer import DraftScorer
-from hf_specdec.methods.processed_rows import LogitsProcessorFn
-from hf_specdec.methods.translation import Translation
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.draft_scorer import DraftScorer
+from hf_specdec.methods.common.drafter import TOKEN_COST, BaseDrafter
+from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
+from hf_specdec.methods.common.translation import Translation
 
 Kept = TypeVar("Kept")
 

@@ -21,8 +21,8 @@ from typing import Protocol, runtime_checkable
 
 from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.base import BaseDrafter, DraftRequest
-from hf_specdec.methods.node_logits import NodeLogits
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
+from hf_specdec.methods.common.node_logits import NodeLogits
 
 DraftRound = Generator[DraftTree, NodeLogits, DraftTree]
 

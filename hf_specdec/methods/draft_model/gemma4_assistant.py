@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.gemma_assistant import heads_of_layers, is_gemma_assistant
-from hf_specdec.methods.draft_head import SharedCacheHead
-from hf_specdec.methods.heads.wrapped import WrappedHead
+from hf_specdec.methods.common.draft_head import SharedCacheHead
+from hf_specdec.methods.common.wrapped_head import WrappedHead
 
 
 class GemmaAssistantHead(WrappedHead, SharedCacheHead):

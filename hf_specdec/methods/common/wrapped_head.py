@@ -7,7 +7,7 @@ import torch
 from hf_specdec.compat import attention_implementation, text_config
 from hf_specdec.compat.masks import MASKED
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.draft_head import DraftHead
+from hf_specdec.methods.common.draft_head import DraftHead
 
 
 class WrappedHead(DraftHead):

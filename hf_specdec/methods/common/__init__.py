@@ -1,0 +1,1 @@
+"""What several methods share: configurations, drafters, draft heads and their files, n-grams."""

@@ -1,1 +1,0 @@
-"""What the methods that draft with a head have in common."""
