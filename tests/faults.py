@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "processors are called twice a token",
         SAMPLER,
-        "self.processors(ids, row)",
-        "self.processors(ids, self.processors(ids, row))",
+        "self.processors(text.ids(), row)",
+        "self.processors(text.ids(), self.processors(text.ids(), row))",
     ),
     Mutant(
         "one more draw a token",

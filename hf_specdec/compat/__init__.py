@@ -100,6 +100,7 @@ from hf_specdec.compat.models import (
     OF_PROMPTS,
     adds_virtual_tokens,
     bare_embeddings,
+    batch_dim_of_states,
     counts_padding_out,
     counts_unpadded,
     finds_invocations,

@@ -57,6 +57,26 @@ class Batch:
             self.draft_runner.select(places)
         self.sequences = [self.sequences[place] for place in places]
 
+    def with_padding(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """Trees of a step, with chains of padding for the sequences that have ended, as far as the longest text.
+
+        Where rows are kept in lockstep, as far as any text may get in this step: none waits for padding.
+        """
+        if self.num_live == len(self.sequences):
+            return list(trees)
+        goal, most = max(sequence.length for sequence in self.sequences), self.limits.max_nodes + 1
+        if self.target.lockstep:
+            rows = zip(self.sequences, trees, strict=True)
+            reach = [len(one.text) + max(tree.depths) + 1 for one, tree in rows if not one.finished]
+            goal, most = max(reach, default=goal), max(reach, default=goal)
+        found = list(trees)
+        for place, sequence in enumerate(self.sequences):
+            if sequence.finished:
+                count = max(min(goal - len(sequence.text), most), 0)
+                sequence.padding = [self.limits.pad_token_id] * count
+                found[place] = DraftTree.chain(sequence.text.tokens[-1], sequence.padding[:-1])
+        return found
+
     def admit(self, other: "Batch", place: int | None) -> None:
         """Take over the one sequence of `other`, whose prompt is read, in `place` or after the last."""
         self.target.admit(other.target, place)

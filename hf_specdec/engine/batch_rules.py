@@ -65,12 +65,8 @@ ROW_WISE_CRITERIA = (
 
 def batch_fallback_reason(call: Call) -> str | None:
     """Why the rows of `call` have to stay in lockstep, or `None`."""
-    config = call.generation_config
     if call.streamer is not None:
         return "a streamer of several sequences gets one token of each at a time"
-    wanted = [name for name in ("output_scores", "output_logits", "output_hidden_states") if getattr(config, name)]
-    if config.return_dict_in_generate and wanted:
-        return f"{wanted[0]} of several sequences holds the padding of finished ones too"
     for processor in call.logits_processor:
         if (reason := _reason_against(processor)) is not None:
             return reason

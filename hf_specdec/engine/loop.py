@@ -1,5 +1,6 @@
 """The decoding loop of one call: the prompt, then verify steps until every text ends."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,26 +17,19 @@ class SpecLoop:
     Args:
         steps: takes the batch one step further.
         streamer: a transformers streamer that has seen the prompt already; for one sequence.
-        keep_hidden_states (`bool`): collect the hidden states of every emitted token; for one sequence.
+        shows: fields of the output that hold something of each token: `scores`, `logits`, `hidden_states`. With any of
+            them the rows stay in the batch, and those that end go on with padding, as in plain generation.
 
     Attributes:
         sequences: all of them, those that have left the batch too.
-        hidden_states: a tuple over layers for every emitted token, the prompt's first; `None` where nobody asked.
+        prompt_states: hidden states of the prompts' forward, all rows together; `None` where they are not shown.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        steps: StepRunner,
-        *,
-        streamer: Any,
-        keep_hidden_states: bool,
-    ) -> None:
-        self.batch, self.sequences, self.streamer = batch, list(batch.sequences), streamer
-        self.rank_sync = steps.rank_sync
-        self.hidden_states: list[tuple[torch.Tensor, ...]] | None = [] if keep_hidden_states else None
-        self._steps = steps
-        if keep_hidden_states or streamer is not None:
+    def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
+        self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
+        self.rank_sync, self._steps = steps.rank_sync, steps
+        self.prompt_states: tuple[torch.Tensor, ...] | None = None
+        if streamer is not None:
             steps.on_token = self._on_token
 
     def run(self) -> None:
@@ -43,11 +37,17 @@ class SpecLoop:
         target = self.batch.target
         try:
             self._steps.begin(self.batch)
+            if "hidden_states" in self.shows:
+                self.prompt_states = target.all_hidden_states()
+                self._steps.on_token = self._on_token
             while self.batch.num_live:
                 self._retire()
                 self._steps.run(self.batch)
+            while self.shows and any(len(sequence.text) < self.length for sequence in self.sequences):
+                self._steps.run(self.batch)
             self.rank_sync.finish()
-            self._pad(self.length)
+            for sequence in self.sequences:
+                sequence.pad(self.length, self.batch.limits.pad_token_id)
             if target.keep_cache:
                 target.catch_up(self.length)
         except BaseException as error:
@@ -62,37 +62,20 @@ class SpecLoop:
         return max(sequence.length for sequence in self.sequences)
 
     def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
-        """Tell everyone who listens of an emitted token."""
-        if self.hidden_states is not None:
-            of_prompt = not self.hidden_states
-            self.hidden_states.append(self.batch.target.hidden_states(None if of_prompt else node))
+        """Keep the hidden states that have led to a token after the first, and hand it to the streamer."""
+        if self.prompt_states is not None:
+            sequence.hidden_states.append(self.batch.target.hidden_states(sequence.index, node))
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token], device=HOST))
 
     def _retire(self) -> None:
-        """Take finished sequences out of the batch; where they cannot leave it, they go on with padding."""
+        """Take finished sequences out of the batch, where they can leave it and nothing is shown of their padding."""
         batch = self.batch
         live = [place for place, sequence in enumerate(batch.sequences) if not sequence.finished]
         if len(live) == len(batch.sequences):
             return
-        if batch.target.supports_row_removal:
+        if batch.target.supports_row_removal and not self.shows:
             batch.select(live)
-            return
-        self._pad(self._padded_length())
-        if batch.draft_runner is not None:
+        elif batch.draft_runner is not None:
             paused = [place for place in range(len(batch.sequences)) if place not in live]
             batch.draft_runner.pause(paused, ahead=batch.limits.max_nodes + 1)
-
-    def _padded_length(self) -> int:
-        """Padded length of finished sequences: in lockstep they go ahead, so that no row waits for them."""
-        target, limits = self.batch.target, self.batch.limits
-        longest = max(sequence.length for sequence in self.batch.sequences)
-        if not target.lockstep:
-            return longest
-        ahead, positions = longest + limits.max_nodes + 1, limits.max_positions
-        return ahead if positions is None else max(longest, min(ahead, target.most_tokens(positions)))
-
-    def _pad(self, length: int) -> None:
-        for sequence in self.sequences:
-            if sequence.finished:
-                sequence.pad(length, self.batch.limits.pad_token_id)

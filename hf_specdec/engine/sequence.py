@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
@@ -35,6 +36,8 @@ class SequenceState:
         begun (`bool`): whether its drafter has begun.
         finished (`bool`): whether its text has ended; padding may follow in `text`.
         length (`int`): tokens of the text without that padding.
+        padding (`list[int]`): what follows its text in this step, after its end.
+        hidden_states: those that have led to each token after the first, padding among them, where they are shown.
         stats (`SpecStats`): its counters, or those of the whole call.
         rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
@@ -67,6 +70,8 @@ class SequenceState:
         self.is_weighed = True
         self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
+        self.padding: list[int] = []
+        self.hidden_states: list[tuple[torch.Tensor, ...]] = []
         self.stats = stats
         self.length = len(text)
         self.rank_sync = rank_sync
@@ -130,9 +135,14 @@ class SequenceState:
     def verify(self, tree: DraftTree, on_token: OnToken | None) -> VerifyResult:
         """Verify `tree`; `on_token` is called for each token chosen, after the stop check.
 
-        The result is empty after an error that ends this sequence alone.
+        The result has no tokens after the text's end, where `tree` is a chain of padding, and after an error that ends
+        this sequence alone.
         """
         self.tree, self.visited = tree, []
+        if self.finished:
+            for node, token in enumerate(self.padding):
+                self._add_padding(node, token, on_token)
+            return VerifyResult([], self.visited)
         with self._isolated(self.isolates_errors):
             return verify_tree(tree, lambda node: self.emit(node, on_token))
         return VerifyResult([], [])
@@ -174,6 +184,13 @@ class SequenceState:
         """Padding after the text, up to `length`."""
         for _ in range(length - len(self.text)):
             self.text.append(token)
+
+    def _add_padding(self, node: int, token: int, on_token: OnToken | None) -> None:
+        self.visited.append(node)
+        self.sampler.show(node, self.text)
+        self.text.append(token)
+        if on_token is not None:
+            self.rank_sync.attempt(on_token, self, node, token)
 
     def end(self) -> None:
         """The text is finished or interrupted."""

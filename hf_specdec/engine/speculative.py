@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec import compat
 from hf_specdec.common.observer import SpecStep
@@ -18,6 +17,7 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch, Limits
 from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
 from hf_specdec.engine.call import Call, with_stats
+from hf_specdec.engine.call_output import call_output, shown_fields
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.cost.cost_model import StepCosts
@@ -86,7 +86,7 @@ def decode_speculatively(
         Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_runner)),
         StepRunner(stats, rank_sync, budget=step_budget, observer=observer),
         streamer=call.streamer,
-        keep_hidden_states=bool(config.return_dict_in_generate and config.output_hidden_states),
+        shows=shown_fields(call),
     )
     _run(loop, stats)
     if config.do_sample:
@@ -94,7 +94,7 @@ def decode_speculatively(
     if call.streamer is not None:
         call.streamer.end()
     ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
-    return with_stats(_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
+    return with_stats(call_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
 
 
 def _run(loop: SpecLoop, stats: SpecStats) -> None:
@@ -106,23 +106,6 @@ def _run(loop: SpecLoop, stats: SpecStats) -> None:
         stats.num_graphs += forward.num_graphs
         if forward.reason is not None:
             state_of(forward.model).warn_once(f"{type(forward.model).__name__} is not compiled: {forward.reason}")
-
-
-def _output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
-    """What plain generation returns with `return_dict_in_generate`."""
-    sampler = loop.sequences[0].sampler
-    fields: dict[str, Any] = {
-        "sequences": ids,
-        "scores": _tuple(sampler.scores),
-        "logits": _tuple(sampler.logits),
-        compat.CACHE: loop.batch.target.cache.handed_out,
-    }
-    hidden_states = _tuple(loop.hidden_states)
-    if not call.model.config.is_encoder_decoder:
-        return GenerateDecoderOnlyOutput(**fields, hidden_states=hidden_states)
-    wants_states = call.generation_config.output_hidden_states
-    encoder = call.model_kwargs["encoder_outputs"].get("hidden_states") if wants_states else None
-    return GenerateEncoderDecoderOutput(**fields, decoder_hidden_states=hidden_states, encoder_hidden_states=encoder)
 
 
 def _limits(call: Call, budget: int) -> Limits:
@@ -211,7 +194,3 @@ def _bind(draft_runner: BaseDraftRunner | None, target: ModelRunner) -> None:
 def _read_layers(draft_runner: BaseDraftRunner | None) -> tuple[int, ...]:
     """The hidden states that the drafts are made from."""
     return () if draft_runner is None else draft_runner.hidden_layers
-
-
-def _tuple(items: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if items is None else tuple(items)

@@ -89,6 +89,7 @@ class StepRunner:
         cost = NO_COST if budget is None else _draft_cost(batch, budget)
         began, forwards = time.perf_counter(), DraftForwards()
         trees = self.rank_sync.trees(lambda: self._propose(batch, forwards, budget, cost), batch.draft_runner)
+        trees = batch.with_padding(trees)
         drafted = time.perf_counter()
         num_live = batch.num_live
         outputs = self._forward(batch, trees)
@@ -146,8 +147,7 @@ class StepRunner:
         results: list[VerifyResult] = []
         try:
             for sequence, tree in zip(batch.sequences, trees, strict=True):
-                ended = VerifyResult([], [])
-                results.append(ended if sequence.finished else sequence.verify(tree, self.on_token))
+                results.append(sequence.verify(tree, self.on_token))
         except BaseException:
             interrupted = [sequence.visited for sequence in batch.sequences[len(results) :][:1]]
             paths = [*(result.path for result in results), *interrupted]

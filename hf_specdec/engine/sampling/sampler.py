@@ -31,6 +31,7 @@ class Sampler:
 
     Attributes:
         scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where nobody asked.
+        keeps (`bool`): whether there are any.
         needs_rows (`bool`): whether a token is more than the place of its row's maximum.
         is_watched (`bool`): whether anybody sees which tokens it chooses, or choosing costs nothing.
     """
@@ -47,11 +48,11 @@ class Sampler:
         wants = bool(config.return_dict_in_generate)
         self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
         self.logits: list[torch.Tensor] | None = [] if wants and config.output_logits else None
-        keeps, computes = self.scores is not None or self.logits is not None, self.do_sample or len(processors) > 0
-        self.needs_rows = keeps or computes
+        self.keeps, computes = self.scores is not None or self.logits is not None, self.do_sample or len(processors) > 0
+        self.needs_rows = self.keeps or computes
         own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
-        self.is_watched = keeps or own_processors or not computes
-        nodes = NodeProcessors.of(processors, device) if computes and not keeps else None
+        self.is_watched = self.keeps or own_processors or not computes
+        nodes = NodeProcessors.of(processors, device) if computes and not self.keeps else None
         self._stream = RandomStream(device, generator)
         self._noise = NoiseAhead.of(self._stream) if self.do_sample else None
         stream = self._stream if self.do_sample else None
@@ -106,17 +107,26 @@ class Sampler:
                 return token
             if (probabilities := self._ahead.probabilities_after(node)) is not None:
                 return self._draw(node, probabilities)
-        ids = text.ids()
-        row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
-        scores = self.processors(ids, row)
-        if self.scores is not None:
-            self.scores.append(scores)
-        if self.logits is not None:
-            self.logits.append(row)
+        scores = self._scores_after(node, text)
         if self.do_sample:
             probabilities = torch.nn.functional.softmax(scores, dim=-1)
             return self._draw(node, probabilities)
         return int(torch.argmax(scores, dim=-1))
+
+    def show(self, node: int, text: TokenBuffer) -> None:
+        """Keep what is wanted to be seen of a token after `text` that is known already: padding."""
+        if self.keeps:
+            self._scores_after(node, text)
+
+    def _scores_after(self, node: int, text: TokenBuffer) -> torch.Tensor:
+        """`(1, vocab_size)`: the row of `node` after the processors."""
+        row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)
+        scores = self.processors(text.ids(), row)
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(row)
+        return scores
 
     def confirm(self, node: int, token: int) -> None:
         """Raise where the row of `node` has no way to lead to `token`, which another process found in its own.

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.compiled_forward import CompiledForward
 from hf_specdec.forward.target.tree_layout import TreeLayout
@@ -20,19 +21,18 @@ class HiddenStates:
     compiled: CompiledForward | None
     _layouts: list[TreeLayout]
 
-    def hidden_states(self, node: int | None) -> tuple[torch.Tensor, ...]:
-        """States of one node of the only row, `(..., 1, 1, ..., hidden_size)` a layer; of the prompt without a `node`.
+    def all_hidden_states(self) -> tuple[torch.Tensor, ...]:
+        """States of the last forward, `(batch, columns, ..., hidden_size)` a layer; some have `streams` before."""
+        return tuple(self._states())
 
-        Some models have several streams of states. They come before the batch in Gemma 3n, after the columns elsewhere.
-        """
-        states = self._states()
-        if node is None:
-            return tuple(states)
-        layout = self._layouts[0]
-        column = layout.node_columns[node] - layout.first_new
-        computed = (1, self.outputs.logits.shape[1])
-        found = tuple(layer.narrow(1 if layer.shape[:2] == computed else -2, column, 1) for layer in states)
-        return found if self.compiled is None else tuple(layer.clone() for layer in found)  # CUDA graphs write over it
+    def hidden_states(self, row: int, node: int) -> tuple[torch.Tensor, ...]:
+        """Copies of those of one node, each as `all_hidden_states` of a batch of one with one column."""
+        column = self._layouts[row].node_columns[node] - self._layouts[row].first_new
+        found = []
+        for layer in self._states():
+            dim = compat.batch_dim_of_states(self.model, layer)
+            found.append(layer.narrow(dim, row, 1).narrow(dim + 1, column, 1).clone())
+        return tuple(found)
 
     def node_states(self, row: int) -> tuple[torch.Tensor, ...]:
         """States of the nodes that the last forward computed, `(C, hidden_size)` for each of `hidden_layers`."""

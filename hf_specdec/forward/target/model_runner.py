@@ -303,10 +303,6 @@ class ModelRunner(NextForward):
         if self.compiled is not None and isinstance(self.cache.spec, StaticSpecCache):
             self.compiled.keep_cache(self.cache.spec)
 
-    def most_tokens(self, positions: int) -> int:
-        """Length of a text at which its root leaves the model's `positions`."""
-        return positions - (self._cached + self._ahead - max(self._num_cached))
-
     def drafts_now(self, row: int) -> bool:
         """True if tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
         return self._num_uncached(row) <= MAX_UNCACHED

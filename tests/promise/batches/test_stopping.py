@@ -121,7 +121,7 @@ def test_padding_is_not_counted_as_tokens(families: Callable[[str], Any], plainl
         eos_token_id=eos,
         spec_method="prompt_lookup",
         return_dict_in_generate=True,
-        output_scores=plainly,
+        stopping_criteria=[lambda ids, _: torch.zeros(len(ids), dtype=torch.bool)] if plainly else None,
         **OPTIONS,
     )
     assert bool(output.spec_stats.plain_reason) == plainly

@@ -1,0 +1,57 @@
+"""The output object of a call with `return_dict_in_generate`: plain generation's class, with the same contents."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from hf_specdec import compat
+from hf_specdec.engine.call import Call
+from hf_specdec.engine.loop import SpecLoop
+
+Part = TypeVar("Part")
+SHOWN = {"scores": "output_scores", "logits": "output_logits", "hidden_states": "output_hidden_states"}
+
+
+def shown_fields(call: Call) -> list[str]:
+    """Fields of the call's output that hold something of each token."""
+    config = call.generation_config
+    return [name for name, asked in SHOWN.items() if config.return_dict_in_generate and getattr(config, asked)]
+
+
+def call_output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
+    """Output of plain generation's class from the ended `loop`, whose rows are taken apart.
+
+    Args:
+        ids: `(batch, longest)`: all texts, padding after those that have ended before.
+    """
+    samplers, count = [sequence.sampler for sequence in loop.sequences], ids.shape[1] - call.input_ids.shape[1]
+    fields: dict[str, Any] = {"sequences": ids, compat.CACHE: loop.batch.target.cache.handed_out}
+    if "scores" in loop.shows:
+        fields["scores"] = _joined([sampler.scores or [] for sampler in samplers], count, torch.cat)
+    if "logits" in loop.shows:
+        fields["logits"] = _joined([sampler.logits or [] for sampler in samplers], count, torch.cat)
+    hidden_states = None
+    if loop.prompt_states is not None:
+        of_rows = [sequence.hidden_states for sequence in loop.sequences]
+        hidden_states = (loop.prompt_states, *_joined(of_rows, count - 1, lambda parts: _by_layer(call, parts)))
+    if not call.model.config.is_encoder_decoder:
+        return GenerateDecoderOnlyOutput(**fields, hidden_states=hidden_states)
+    encoder = None if hidden_states is None else call.model_kwargs["encoder_outputs"].get("hidden_states")
+    return GenerateEncoderDecoderOutput(**fields, decoder_hidden_states=hidden_states, encoder_hidden_states=encoder)
+
+
+def _joined(rows: list[list[Part]], count: int, join: Callable[[list[Part]], Part]) -> tuple[Part, ...]:
+    """The first `count` of each row, those of one step together; the rows are used up, so that none is held twice."""
+    if len(rows) == 1:
+        return tuple(rows[0])
+    for row in rows:
+        del row[count:]
+        row.reverse()
+    return tuple([join([row.pop() for row in rows]) for _ in range(count)])
+
+
+def _by_layer(call: Call, parts: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    layers = zip(*parts, strict=True)
+    return tuple([torch.cat(layer, dim=compat.batch_dim_of_states(call.model, layer[0])) for layer in layers])
