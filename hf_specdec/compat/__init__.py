@@ -25,6 +25,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.utils import ModelOutput
 
+from hf_specdec.compat.cache_code import foreign_code
 from hf_specdec.compat.caches import (
     CACHE,
     CACHE_LENGTHS,

@@ -81,6 +81,8 @@ def _reason_against_cache(call: Call) -> str | None:
     if kwargs.get("use_cache", True) is None:
         return "with use_cache=None transformers caches the whole text again with each token"
     cache = kwargs.get(compat.cache_name(kwargs))
+    if (name := compat.foreign_code(cache)) is not None:
+        return f"its cache has code of its own ({name}), which may do more than keep the text's columns"
     is_shared = isinstance(cache, compat.Cache) and not isinstance(cache, compat.EncoderDecoderCache)
     if call.model.config.is_encoder_decoder and is_shared:
         return f"its self- and cross-attention share the {type(cache).__name__} that was passed"
