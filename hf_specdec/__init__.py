@@ -60,6 +60,7 @@ __all__ = [
     "disable",
     "embedded",
     "enable",
+    "fetch",
     "generate_many",
     "max_draft_len",
     "pipeline",
@@ -77,6 +78,7 @@ _NAMES = {  # by module
     "forward.capabilities.probe": ("Capability",),
     "loading.auto": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
     "loading.pipelines": ("pipeline",),
+    "loading.published": ("fetch",),
     "loading.self_drafting": ("self_draft",),
     "methods.auto.config": ("AutoSpecConfig",),
     "methods.auto.spec_memory": ("SpecMemory",),
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from hf_specdec.forward.capabilities.probe import Capability
     from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from hf_specdec.loading.pipelines import pipeline
+    from hf_specdec.loading.published import fetch
     from hf_specdec.loading.self_drafting import self_draft
     from hf_specdec.methods.auto.config import AutoSpecConfig
     from hf_specdec.methods.auto.spec_memory import SpecMemory

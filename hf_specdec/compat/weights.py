@@ -6,28 +6,18 @@
     `ConversionOps`                  the operation on one tensor of a checkpoint
     `get_keys_to_not_convert`        the layers that transformers leaves alone, which a list of one's own replaces
     `Conv1D`                         GPT-2's linear layer, whose weight is transposed
+    `GgufConfig`                     new in 5.24, which keeps the weights of a GGUF file packed without it
     `_keep_in_fp32_modules`          modules that a model's author wants left alone
 
 Tried with transformers 5.23 and 5.24.
 """
 
-from transformers import PreTrainedModel
-from transformers.core_model_loading import ConversionOps
-from transformers.pytorch_utils import Conv1D
-from transformers.quantizers import HfQuantizer, auto
-from transformers.quantizers.base import get_keys_to_not_convert
-from transformers.utils.quantization_config import QuantizationConfigMixin
+from typing import Any
 
-__all__ = [
-    "Conv1D",
-    "ConversionOps",
-    "HfQuantizer",
-    "QuantizationConfigMixin",
-    "get_keys_to_not_convert",
-    "keep_in_full_precision",
-    "register",
-    "tied_names",
-]
+import transformers
+from transformers import PreTrainedModel
+from transformers.quantizers import HfQuantizer, auto
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
 def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
@@ -46,3 +36,9 @@ def tied_names(model: PreTrainedModel) -> set[str]:
     """Names of parameters that share their storage with another one's."""
     tied = model.all_tied_weights_keys
     return {*tied.keys(), *tied.values()}
+
+
+def dequantized_gguf() -> dict[str, Any]:
+    """Arguments of `from_pretrained` that dequantise a GGUF file, as transformers 5.23 always does."""
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}

