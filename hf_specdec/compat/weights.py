@@ -16,8 +16,23 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import HfQuantizer, auto
+from transformers.quantizers.base import get_keys_to_not_convert
 from transformers.utils.quantization_config import QuantizationConfigMixin
+
+__all__ = [
+    "Conv1D",
+    "ConversionOps",
+    "HfQuantizer",
+    "QuantizationConfigMixin",
+    "dequantized_gguf",
+    "get_keys_to_not_convert",
+    "keep_in_full_precision",
+    "register",
+    "tied_names",
+]
 
 
 def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
