@@ -7,20 +7,18 @@ argument, processor, criterion and cache is prepared by transformers itself.
     model.generate(**inputs, spec_method="prompt_lookup")
 """
 
-import copy
-import inspect
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, TypeVar
 
 from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.common.stats import SpecOutput
+from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, become_plain
 from hf_specdec.compat.modules import remove_output_hooks
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
-from hf_specdec.generation.generate import EnabledGenerate, decode, generate_with, with_own_arguments
-from hf_specdec.kernels.registry import checks_attention, unchecked_attention
+from hf_specdec.generation.generate import decode
+from hf_specdec.kernels.registry import check_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
@@ -35,8 +33,9 @@ Model = TypeVar("Model")
 def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: Any) -> Model:
     """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
 
-    A `generate` of your own on the instance, such as a `functools.partial`, is called with what it gets. A shallow copy
-    (`copy.copy`) of an enabled model has to be enabled itself, as methods on the instance stay bound to the original.
+    The model gets a subclass of its class with another `generate`; `model.__class__` stays as it is. Copies and
+    pickles are enabled too. A `generate` of your own on the instance, such as a `functools.partial`, is called with
+    what it gets.
 
     Args:
         model (`PreTrainedModel`): a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled
@@ -47,7 +46,7 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
 
     Raises:
-        UnsupportedModelError: the model has no `generate`.
+        UnsupportedModelError: the model has no `generate`, or its class refuses subclasses.
         ConfigError: an unknown or invalid configuration, or an attention that the model cannot use.
     """
     inner = _generating(model)
@@ -64,15 +63,10 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     state.defaults.update(defaults)
     if spec_memory is not None:
         give_memory(state.method_state, spec_memory)
-    checks_attention(inner)
+    check_attention(inner)
     if compat.keep_own_settings(inner.generation_config):
         state.keeps_settings = True
-    own = vars(inner).get("generate")
-    if not isinstance(own, EnabledGenerate):
-        vars(inner)["generate"] = EnabledGenerate(inner, own)
-    elif not own.is_bound_to(inner):  # a shallow copy of an enabled model
-        vars(inner)["generate"] = EnabledGenerate(inner, own.own)
-        vars(inner)[ATTRIBUTE] = copy.copy(state)
+    become_enabled(inner)
     return model
 
 
@@ -88,12 +82,7 @@ def disable(model: Model) -> Model:
         UnsupportedModelError: it is no model with a `generate`.
     """
     inner = _generating(model)
-    enabled = vars(inner).get("generate")
-    if isinstance(enabled, EnabledGenerate):
-        del vars(inner)["generate"]
-        if enabled.own is not None:
-            vars(inner)["generate"] = enabled.own
-    unchecked_attention(inner)
+    become_plain(inner)
     if ATTRIBUTE in vars(inner):
         drop_drafts(inner)
         remove_output_hooks(inner)
@@ -133,52 +122,6 @@ def spec_memory(model: Any) -> SpecMemory:
     """
     state = state_of(_generating(model))
     return memory_in_use(state.method_state, AutoSpecConfig.parse(state.defaults.get("auto")))
-
-
-class SpecGenerationMixin(GenerationMixin):
-    """`GenerationMixin` whose `generate` understands `spec_method`; put it in front of a model class.
-
-    ```python
-    class MyModel(SpecGenerationMixin, LlamaForCausalLM): ...
-    ```
-    """
-
-    @overload
-    def generate(self, *args: Any, return_dict_in_generate: Literal[True], **kwargs: Any) -> SpecOutput: ...
-
-    @overload
-    def generate(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' `generate`, and with `spec_method` the same result in fewer forwards.
-
-        Args:
-            spec_method (`str`, *optional*): how to draft: `"auto"`, `"prompt_lookup"`, `"lookahead"`, `"draft_model"`,
-                `"eagle3"`, `"mtp"`, `"dflash"`, or a `Drafter` of your own; `"plain"` drafts nothing, `None` or
-                `"none"` is transformers' own loop.
-            spec_config (*optional*): the method's configuration: an object, a dict of its fields, or its list form.
-            spec_observer (*optional*): called with a `SpecStep` after each verify step.
-            auto_config, prompt_lookup_config, lookahead_config, draft_model_config (*optional*): `spec_config` under
-                the method's own name; each chooses its method. `ngram_config` and `draft_target_model_config` are
-                TensorRT-LLM's names.
-            eagle3_config, mtp_config, dflash_config (*optional*): the same for the methods with a draft head.
-            args, kwargs: everything that transformers' `generate` takes.
-
-        Returns:
-            As transformers' `generate`; with `return_dict_in_generate=True` the output has `spec_stats` too.
-
-        Raises:
-            ConfigError: a value of an argument cannot be, or does not go with speculative decoding.
-            UnsupportedModelError: the model cannot be driven, or not with this draft.
-        """
-        return generate_with(cast(PreTrainedModel, self), super().generate, args, kwargs)
-
-
-# What `help(model.generate)` shows.
-EnabledGenerate.__doc__ = SpecGenerationMixin.generate.__doc__
-SpecGenerationMixin.generate.__signature__ = with_own_arguments(  # type: ignore[attr-defined]
-    inspect.signature(GenerationMixin.generate)
-)
 
 
 def _generating(model: Any) -> PreTrainedModel:

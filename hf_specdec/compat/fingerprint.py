@@ -80,7 +80,7 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
     return Fingerprint(
         modules=tuple(map(weakref.ref, modules)),
         classes=(
-            *((cls, cls.forward) for cls in dict.fromkeys(type(module) for module in modules)),
+            *((cls, cls.forward) for cls in dict.fromkeys(module.__class__ for module in modules)),
             *(getattr(type(model), name, None) for name in OWN_METHODS),
         ),
         settings=_settings(model.config),

@@ -12,7 +12,7 @@ from transformers.utils import TransformersKwargs
 
 def known_settings(model: PreTrainedModel) -> set[str]:
     """Arguments of the model's `generate` and forward, and settings of a generation configuration."""
-    functions = [type(model).generate, GenerationMixin.generate, model.forward, model.prepare_inputs_for_generation]
+    functions = [model.__class__.generate, GenerationMixin.generate, model.forward, model.prepare_inputs_for_generation]
     if model.config.is_encoder_decoder:
         functions.append(model.get_encoder().forward)
     names = {name for function in functions for name in inspect.signature(function).parameters}

@@ -10,7 +10,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.engine.batch_rules import may_keep_state
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.model_state import state_of
@@ -102,42 +101,15 @@ def _check_dropped(request: Request, config: GenerationConfig) -> None:
 decode.__signature__ = with_own_arguments(inspect.signature(decode), *ASSISTED_ARGUMENTS)  # type: ignore[attr-defined]
 
 
-class EnabledGenerate(BoundToModel):
-    """`model.generate` of an enabled model: an attribute of the instance, which copies and pickles with it.
-
-    Args:
-        own: what the user had put in the place of the class's method, if anything; it is called instead.
-    """
-
-    __name__ = "generate"
-
-    def __init__(self, model: PreTrainedModel, own: Callable[..., Any] | None = None) -> None:
-        super().__init__(model)
-        self.own = own
-
-    def __get__(self, instance: object, owner: type | None = None) -> "EnabledGenerate":
-        """What has this method counts as a method for `help`."""
-        return self
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """As `inspect.signature` and `help` show it."""
-        return with_own_arguments(inspect.signature(self.__wrapped__))
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The user's own `generate` or the class's; `inspect.signature` and `help` look here."""
-        bound: Callable[..., Any] = type(self.model).generate.__get__(self.model)
-        return bound if self.own is None else self.own
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate, with the arguments that `SpecGenerationMixin.generate` documents."""
-        return generate_with(self.model, self.__wrapped__, args, kwargs)
+def class_generate(model: PreTrainedModel) -> Callable[..., Any]:
+    """`generate` of the model's own class, which decodes without this package."""
+    generate: Callable[..., Any] = model.__class__.generate.__get__(model)
+    return generate
 
 
 def generate_once(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     """What `generate(**kwargs)` of an enabled model gives, for a model that is not enabled and stays so."""
-    return generate_with(model, type(model).generate.__get__(model), (), kwargs)
+    return generate_with(model, class_generate(model), (), kwargs)
 
 
 def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call, Request]:
@@ -146,7 +118,7 @@ def prepared_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[Call,
     Raises:
         ConfigError: no `spec_method`, or arguments that do not go with one.
     """
-    plain, args, kwargs = _unwrapped(vars(model)["generate"].__wrapped__, (), kwargs)
+    plain, args, kwargs = _unwrapped(state_of(model).own_generate or class_generate(model), (), kwargs)
     kwargs = named_arguments(plain, args, kwargs)
     return _prepared(model, plain, kwargs)
 

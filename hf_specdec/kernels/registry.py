@@ -1,7 +1,7 @@
 """`attn_implementation="xformers"`: the name in transformers' registries, and what has to hold of who asks for it.
 
 register()                                      # cheap; imports nothing
-checks_attention(model)                         # model.set_attn_implementation("xformers") refuses what cannot work
+check_attention(model)                          # refuses a model that has it and cannot use it
 """
 
 from typing import Any
@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation, mask_function_of, register_mask_function
 from hf_specdec.compat.attention import attention_function_of, can_set_attention, register_attention
-from hf_specdec.compat.bound import BoundToModel
 from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.attention import KernelAttention, kernel_mask
 from hf_specdec.kernels.xformers import XformersKernel, check_installed
@@ -50,34 +49,22 @@ def check_model(model: PreTrainedModel) -> None:
         raise ConfigError("attn_implementation", rule, NAME, "Leave it out for this model.")
 
 
-def checks_attention(model: PreTrainedModel) -> None:
-    """Make `model.set_attn_implementation` know our name, and refuse what would come out wrong. Idempotent.
+def check_attention(model: PreTrainedModel) -> None:
+    """Make `model.set_attn_implementation` know our name; called by `enable`. Idempotent.
 
     Raises:
         ConfigError: the model has the implementation already and cannot use it.
     """
     register()
-    if attention_implementation(model.config) == NAME:
+    check_asked(model, attention_implementation(model.config))
+
+
+def check_asked(model: PreTrainedModel, attn_implementation: Any) -> None:
+    """Refuse ours, a name or one in a dict of them, for a model that cannot use it.
+
+    Raises:
+        MissingExtraError: xformers is not installed.
+        ConfigError: the model's attention does not go through transformers' interface.
+    """
+    if asks_for_xformers(attn_implementation):
         check_model(model)
-    known = vars(model).get("set_attn_implementation")
-    if not (isinstance(known, _CheckedSetAttention) and known.is_bound_to(model)):
-        vars(model)["set_attn_implementation"] = _CheckedSetAttention(model)
-
-
-def unchecked_attention(model: PreTrainedModel) -> None:
-    """Undo `checks_attention`; the implementation stays what it is."""
-    if isinstance(vars(model).get("set_attn_implementation"), _CheckedSetAttention):
-        del vars(model)["set_attn_implementation"]
-
-
-class _CheckedSetAttention(BoundToModel):
-    """`model.set_attn_implementation` of an enabled model: an attribute of the instance, copied and pickled with it."""
-
-    def __call__(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        if asks_for_xformers(attn_implementation):
-            check_model(self.model)
-        return type(self.model).set_attn_implementation(self.model, attn_implementation, *args, **kwargs)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        register()  # the process that a model is unpickled in may not know the name
-        super().__setstate__(state)

@@ -94,7 +94,7 @@ def examine(model_type: str, kind: str) -> Finding:
     equal, accepted, batch, reasons = True, 0, "yes", [found.reason] if found.tier != "tree" else []
     for rows in (1, 3):
         try:
-            expected = type(model).generate(model, **inputs(model, rows=rows), **SETTINGS).sequences
+            expected = model.__class__.generate(model, **inputs(model, rows=rows), **SETTINGS).sequences
         except Exception as error:
             assert rows > 1, error
             batch = "no"
@@ -108,13 +108,13 @@ def examine(model_type: str, kind: str) -> Finding:
                 batch = "plain"
                 reasons.append(stats.plain_reason)
     reason = "; ".join(dict.fromkeys(reasons))
-    is_own = type(model).generate is not GenerationMixin.generate
+    is_own = model.__class__.generate is not GenerationMixin.generate
     return Finding(type(model).__name__, model_type, kind, found.tier, batch, equal, reason, accepted, is_own)
 
 
 def _speculated(model: Any, rows: int, expected: list[list[int]]) -> Iterator[Any]:
     """The outputs of every method; where the model's `generate` is its own, texts are not those that drafters see."""
-    is_own = type(model).generate is not GenerationMixin.generate
+    is_own = model.__class__.generate is not GenerationMixin.generate
     for method in (_lookup,) if is_own else (_lookup, _random_trees, _oracle):
         yield model.generate(**inputs(model, rows=rows), **SETTINGS, spec_method=method(expected))
 

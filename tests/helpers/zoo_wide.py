@@ -158,7 +158,7 @@ def varied(model_type: str, kind: str) -> Any:
     best: tuple[int, Any] = (-1, None)
     for scale in (0.15, 0.3, 0.08, 0.5):
         model = build(shrunk(model_type), kind, scale)
-        text = type(model).generate(model, **inputs(model, rows=1), max_new_tokens=NEW_TOKENS, do_sample=False)
+        text = model.__class__.generate(model, **inputs(model, rows=1), max_new_tokens=NEW_TOKENS, do_sample=False)
         different = len(set(text[0, -NEW_TOKENS:].tolist()))
         best = max(best, (different, model), key=lambda found: found[0])
         if different >= VARIED:

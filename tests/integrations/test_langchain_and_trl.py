@@ -30,14 +30,14 @@ def test_grpo_writes_its_completions_with_drafts(tokenizer: Any, tmp_path: Path)
     model = transformers.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype="float32")
     steps: list[Any] = []
     hf_specdec.enable(model)
-    generate = vars(model)["generate"]
+    generate = model.generate
     seen: list[Any] = []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         seen.append(getattr(kwargs.get("generation_config"), "spec_method", None))
         return generate(*args, **kwargs, spec_observer=steps.append)
 
-    vars(model)["generate"] = watched
+    model.generate = watched
     config = trl.GRPOConfig(
         str(tmp_path),
         generation_kwargs={"spec_method": "prompt_lookup"},

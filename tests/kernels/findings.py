@@ -163,14 +163,14 @@ def _texts(model: Any) -> dict[int, list[list[int]]]:
     texts = {}
     for rows in (1, 3):
         with contextlib.suppress(Exception if rows > 1 else ()):
-            texts[rows] = type(model).generate(model, **inputs(model, rows=rows), **SETTINGS).tolist()
+            texts[rows] = model.__class__.generate(model, **inputs(model, rows=rows), **SETTINGS).tolist()
     return texts
 
 
 def _drafted(model: Any, rows: int, expected: list[list[int]]) -> bool:
     """Whether drafted texts are those of plain generation."""
     given = inputs(model, rows=rows)
-    is_own = type(model).generate is not GenerationMixin.generate
+    is_own = model.__class__.generate is not GenerationMixin.generate
     methods = (
         ["prompt_lookup"] if is_own else [_drafter(OracleDrafter, expected), _drafter(RandomTreeDrafter, expected)]
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hf_specdec.common.stats import SpecStats
+from hf_specdec.generation.generate import class_generate
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.memory import PeakMemory
 from hf_specdec.tools.bench.rows import Row
@@ -96,7 +97,7 @@ def _generate(loaded: LoadedModel, row: Row, watch: "_Watch | None", inputs: Inp
     """
     model = loaded.model
     own = row.kind in ("method", "drafter")
-    generate = model.generate if own else type(model).generate.__get__(model)
+    generate = model.generate if own else class_generate(model)
     copies = {name: tensor.clone() for name, tensor in inputs.items()}  # a row that writes into them harms only itself
     is_batch = inputs["input_ids"].shape[0] > 1
     arguments = row.arguments(None if is_batch else watch)

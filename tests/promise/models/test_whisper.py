@@ -34,7 +34,7 @@ def whisper() -> Any:
 def test_token_timestamps_are_those_of_plain_generation(whisper: Any, method: str, custom: bool) -> None:
     """They are computed from attention, which a tree of drafts does not give: decoded plainly."""
     asked = inputs(whisper, rows=1) | SETTINGS | {"return_token_timestamps": True}
-    expected = type(whisper).generate(whisper, **asked)
+    expected = whisper.__class__.generate(whisper, **asked)
     if custom:
         asked["custom_generate"] = hf_specdec.decode
     ours = whisper.generate(**asked, spec_method=method)
@@ -53,7 +53,7 @@ def test_a_draft_hears_the_piece_of_a_long_recording_that_is_transcribed(whisper
     mask = torch.ones((rows, 3 * length), dtype=torch.long)
     mask[1:, length:] = 0  # the second recording is one piece long
     asked = {"input_features": sound, "attention_mask": mask, "return_timestamps": True, "max_new_tokens": 9}
-    expected = type(whisper).generate(whisper, **asked, do_sample=False)
+    expected = whisper.__class__.generate(whisper, **asked, do_sample=False)
     ours = whisper.generate(
         **asked,
         do_sample=False,

@@ -96,14 +96,6 @@ def test_what_a_call_allocates_is_freed_with_it(fresh: Any, name: str, without_c
     assert [item.shape for item in gc.get_objects() if isinstance(item, torch.Tensor) and id(item) not in before] == []
 
 
-def test_a_method_without_its_model_says_so(fresh: Any) -> None:
-    generate = hf_specdec.enable(fresh).generate
-    assert generate.model is fresh
-    generate = hf_specdec.enable(build(FAMILIES["llama"])).generate
-    with pytest.raises(ReferenceError, match="Keep it in a variable"):
-        generate(PROMPT, **CALL)
-
-
 def test_a_generate_of_ones_own_is_called_and_comes_back(fresh: Any) -> None:
     own = fresh.generate = functools.partial(fresh.generate, max_new_tokens=5, do_sample=False)
     expected = own(PROMPT).tolist()
@@ -137,26 +129,48 @@ def test_a_function_of_ones_own_sees_every_call(fresh: Any) -> None:
     assert hf_specdec.disable(fresh).generate is generate
 
 
+def test_a_function_that_calls_the_enabled_method_may_be_enabled_again(fresh: Any) -> None:
+    """As a tracer's that wraps `generate`, while the user switches speculation off and on."""
+    expected = plain(fresh, PROMPT, **CALL).tolist()
+    enabled, seen = hf_specdec.enable(fresh).generate, []
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        seen.append(len(kwargs))
+        return enabled(*args, **kwargs)
+
+    fresh.generate = traced
+    assert hf_specdec.enable(hf_specdec.disable(fresh)).generate(PROMPT, **CALL).tolist() == expected
+    assert fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup").tolist() == expected
+    assert len(seen) == 2
+
+
+def test_a_method_put_back_on_the_instance_is_no_function_of_ones_own(fresh: Any) -> None:
+    """Those who replace `generate` for a while set the attribute to what they had read."""
+    fresh.generate = hf_specdec.enable(fresh).generate
+    assert "generate" not in vars(hf_specdec.disable(fresh))
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_bound_to_itself_with_ones_own_generate(fresh: Any, duplicate: Callable[[Any], Any]) -> None:
     fresh.generate = functools.partial(fresh.generate, max_new_tokens=3)
     twin = duplicate(hf_specdec.enable(fresh))
-    assert twin.generate.model is twin
-    assert twin.generate.own.func.__self__ is twin
+    assert twin.generate.__self__ is twin
+    assert twin.generate(PROMPT, spec_method="prompt_lookup").shape[1] == PROMPT.shape[1] + 3
     assert hf_specdec.disable(twin).generate(PROMPT).shape[1] == PROMPT.shape[1] + 3
-    assert fresh.generate.model is fresh
+    assert twin.generate.func.__self__ is twin
+    assert fresh.generate.__self__ is fresh
 
 
 def test_a_shallow_copy_outlives_the_model_that_it_was_made_of(fresh: Any, without_collector: None) -> None:
     expected = plain(fresh, PROMPT, **CALL)
     twin = copy.copy(hf_specdec.enable(build(FAMILIES["llama"])))
-    hf_specdec.enable(twin)
+    assert twin.generate.__self__ is twin
     assert torch.equal(twin.generate(PROMPT, **CALL, spec_method="prompt_lookup"), expected)
     hf_specdec.disable(copy.copy(twin))
 
 
-def test_a_shallow_copy_that_is_enabled_has_settings_of_its_own(fresh: Any) -> None:
-    twin = hf_specdec.enable(copy.copy(hf_specdec.enable(fresh)))
+def test_a_shallow_copy_has_settings_of_its_own(fresh: Any) -> None:
+    twin = copy.copy(hf_specdec.enable(fresh))
     twin.generation_config = tf.GenerationConfig(max_new_tokens=4, do_sample=False)
     assert twin.generate(PROMPT, spec_method="prompt_lookup").shape[1] == PROMPT.shape[1] + 4
     assert fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup").shape[1] == PROMPT.shape[1] + 8
