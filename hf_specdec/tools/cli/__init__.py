@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hf_specdec import __version__
-from hf_specdec.tools.cli.usage_errors import ReportingCommand, ReportingGroup
+from hf_specdec.tools.command_errors import Command
 
 COMMANDS = {  # each in the module and the function of its name
     "bench": "Measure ways to generate against plain generate, on the same prompts in turn.",
@@ -34,25 +34,21 @@ def _with_hyphens(name: str) -> str:
 
 app = typer.Typer(
     name="hf-specdec",
-    cls=ReportingGroup,
     no_args_is_help=True,
     context_settings={"token_normalize_func": _with_hyphens},
     **OPTIONS,
 )
 
 
-class _Imported(ReportingCommand):
+class _Imported(Command):
     """A command that is imported when it is called."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Called with the words after the command's name: the context is the imported command's, with them as `obj`."""
-        words = list(kwargs["args"] if "args" in kwargs else args[1])
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Context of the imported command; see `typer.core.TyperCommand`."""
         alone = typer.Typer(**OPTIONS)
         command = getattr(importlib.import_module(f"{__name__}.{self.name}"), str(self.name))
-        alone.command(self.name, cls=ReportingCommand)(command)
-        context = typer.main.get_command(alone).make_context(*args, **kwargs)
-        context.obj = [_with_hyphens(word) for word in words]
-        return context
+        alone.command(self.name, cls=Command)(command)
+        return typer.main.get_command(alone).make_context(info_name, args, parent, **extra)
 
 
 def _nothing() -> None:

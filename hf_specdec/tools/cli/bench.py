@@ -10,6 +10,7 @@ import typer
 
 from hf_specdec.errors import unknown_name
 from hf_specdec.kernels.quantization.precision import PRECISIONS
+from hf_specdec.tools.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.tools.bench.cost import measure_cost
 from hf_specdec.tools.bench.document import SPEEDS, flagged, read_document, summarize_again
 from hf_specdec.tools.bench.drafting import measure_drafting
@@ -23,14 +24,14 @@ from hf_specdec.tools.bench.replay_rows import replay_rows
 from hf_specdec.tools.bench.rows import DEFAULT
 from hf_specdec.tools.bench.run import Bench
 from hf_specdec.tools.bench.steps import measure_steps
+from hf_specdec.tools.bench.tables import markdown, tables
 from hf_specdec.tools.cli.bench_file import DocumentFile
 from hf_specdec.tools.cli.bench_models import ModelsOptions
 from hf_specdec.tools.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
-from hf_specdec.tools.cli.bench_output import INTERRUPTED, note_interrupt, progress_bar, show
 from hf_specdec.tools.cli.bench_unread import check_unread
-from hf_specdec.tools.cli.report import note
+from hf_specdec.tools.cli.report import note_interrupt, print_json, print_table, progress_bar, stdout_console
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import ToldInterrupt, reports_errors
+from hf_specdec.tools.command_errors import INTERRUPTED, note
 
 COST_CONTEXTS, DRAFTING_CONTEXTS, MANY_ROWS = (128, 512), (1_000, 10_000, 100_000), (8,)
 ONE_METHOD = ("prompt_lookup",)  # of many and precisions, where no row is named
@@ -50,7 +51,6 @@ class _Asked:
     file: DocumentFile
 
 
-@reports_errors
 @spread
 def bench(
     models: ModelsOptions, prompts: PromptOptions, run: RunOptions, output: OutputOptions, kind: KindOptions
@@ -67,7 +67,7 @@ def bench(
     check_unread(kind.chosen, models, prompts, run, kind)
     file = DocumentFile(output.resume, "resume") if output.output is None else DocumentFile(output.output, "output")
     document = _measured(_Asked(models, prompts, run, output, kind, file))
-    show(document, as_json=output.json, as_markdown=output.markdown)
+    _show_document(document, output)
     file.check()
     if output.plot is not None:
         for path in plot_document(document, output.plot):
@@ -82,6 +82,23 @@ def bench(
         raise typer.Exit(1)
 
 
+def _show_document(document: Document, output: OutputOptions) -> None:
+    """Print a document in the form asked for."""
+    if output.json:
+        print_json(document)
+    elif output.markdown:
+        sys.stdout.write(markdown(document))
+    else:
+        console = stdout_console()
+        for line in facts(document):
+            console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        for table in tables(document):
+            print_table(table)
+        for line in notes(document):
+            style = "bold red" if line.startswith(NOT_EQUAL) else "dim"
+            console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def _measured(asked: _Asked) -> Document:
     """What is asked for; an interrupt leaves what there is, in the document and in the file."""
     kind, file = asked.kind.chosen, asked.file
@@ -89,9 +106,9 @@ def _measured(asked: _Asked) -> Document:
         file.document = MEASURED[kind](asked)
     except KeyboardInterrupt:
         hint = f"--resume {file.path} continues" if file.path is not None else "with --output it could be continued"
-        note_interrupt(has_measured=file.document is not None, hint=hint if kind == SPEEDS else "")
         if file.document is None:
-            raise ToldInterrupt from None
+            raise
+        note_interrupt(hint if kind == SPEEDS else "")
     finally:
         if file.document is not None:  # else what is there stays
             file.close(file.document)

@@ -9,7 +9,7 @@ from typing import Any
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.journal import Journal, is_journal
-from hf_specdec.tools.cli.report import note
+from hf_specdec.tools.command_errors import note
 
 SAVE_EVERY_SECONDS = 5.0
 

@@ -15,8 +15,8 @@ from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_de
 from hf_specdec.tools.bench.widen import read_size
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import check_attention, set_threads
-from hf_specdec.tools.cli.report import note
 from hf_specdec.tools.cli.where import read_where
+from hf_specdec.tools.command_errors import note
 
 NATIVE = "native"
 

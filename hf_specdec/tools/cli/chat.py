@@ -20,9 +20,9 @@ from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.cli.memory import open_memory, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.tools.cli.report import drafts_line, note
+from hf_specdec.tools.cli.report import drafts_line
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import reports_errors
+from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.serve.text_stream import TextStream
 
 HELP = (
@@ -32,7 +32,6 @@ HELP = (
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 
 
-@reports_errors
 @spread
 def chat(
     *,

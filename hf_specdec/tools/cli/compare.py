@@ -19,8 +19,9 @@ from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import REFERENCE, Row, transformers_row
 from hf_specdec.tools.bench.run import Bench
 from hf_specdec.tools.bench.statistics import OVERALL
-from hf_specdec.tools.cli.bench_output import progress_bar
+from hf_specdec.tools.bench.tables import Table
 from hf_specdec.tools.cli.job import Job
+from hf_specdec.tools.cli.report import progress_bar
 
 PLAIN = "plain generate"
 TRANSFORMERS = "transformers prompt lookup"
@@ -142,3 +143,24 @@ def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_pr
         prompts_equal_to_plain=round(summary["share_equal"] * num_prompts),
         equal_to_plain=summary["share_equal"] == 1.0,
     )
+
+
+def comparison_table(rows: Sequence[ComparedRow], num_prompts: int) -> Table:
+    """The table of `generate --compare`, a column for each way, so that it fits a terminal."""
+
+    def times(ratio: float | None) -> str:
+        return "-" if ratio is None else f"{ratio:.2f}"
+
+    lines = {
+        "tokens": [str(row.tokens) for row in rows],
+        "tokens/s": [f"{row.tokens_per_second:.1f}" for row in rows],
+        "x plain": [times(row.ratio_to_plain) for row in rows],
+        "x transformers": [times(row.ratio_to_transformers) for row in rows],
+        "drafted": [str(row.drafted) for row in rows],
+        "accepted": [str(row.accepted) for row in rows],
+        "acceptance length": [f"{row.mean_acceptance_length:.2f}" for row in rows],
+        "equal to plain": [
+            "-" if row.name == PLAIN else f"{row.prompts_equal_to_plain} of {num_prompts}" for row in rows
+        ],
+    }
+    return Table("", ["", *(row.name for row in rows)], [[name, *cells] for name, cells in lines.items()])

@@ -19,9 +19,8 @@ from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import load_draft
 from hf_specdec.tools.cli.listening import listen
 from hf_specdec.tools.cli.options import LoadOptions
-from hf_specdec.tools.cli.report import note
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import reports_errors
+from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.demo.runner import Racer
 from hf_specdec.tools.demo.settings import Limits
 
@@ -38,7 +37,6 @@ def _serving() -> ModuleType:
         raise MissingExtraError("gradio", "demo", "The demo's page") from error
 
 
-@reports_errors
 @spread
 def demo(
     *,

@@ -6,10 +6,8 @@ import typer
 
 import hf_specdec
 from hf_specdec.loading.published import PUBLISHED
-from hf_specdec.tools.command_errors import reports_errors
 
 
-@reports_errors
 def fetch(
     name: Annotated[str, typer.Argument(help=f"Model to fetch: {', '.join(PUBLISHED)}.")],
     folder: Annotated[

@@ -18,24 +18,21 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.document import EXACT_DTYPES
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.bench_output import INTERRUPTED, note_interrupt
-from hf_specdec.tools.cli.compare import compare_methods
+from hf_specdec.tools.cli.compare import compare_methods, comparison_table
 from hf_specdec.tools.cli.inputs import check_seed, encode, read_prompt
 from hf_specdec.tools.cli.job import Job, Result
 from hf_specdec.tools.cli.memory import open_memory, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.tools.cli.prompts import PROMPTS
 from hf_specdec.tools.cli.prompts_file import BATCH_SIZE, ManyOptions, own_device, run_many
-from hf_specdec.tools.cli.report import drafts_line, near_tie_note, note, noting_interrupts, print_json
+from hf_specdec.tools.cli.report import drafts_line, near_tie_note, note_interrupt, print_json, print_table
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.cli.table import print_comparison
-from hf_specdec.tools.command_errors import ToldInterrupt, reports_errors
+from hf_specdec.tools.command_errors import INTERRUPTED, note
 
 ROUNDS = 3
 SHOWN_FAILURES = 10
 
 
-@reports_errors
 @spread
 def generate(
     *,
@@ -128,7 +125,7 @@ def _continue(job: Job, text: str | None, how: Mapping[str, Any], as_json: bool)
         sys.stdout.write(text + "\n")
     if not is_complete:
         note(f"interrupted after {counted(len(result.token_ids), 'token')}", "yellow")
-        raise ToldInterrupt
+        raise typer.Exit(INTERRUPTED)
     if not as_json:
         note(_summary(result), "dim")
 
@@ -188,21 +185,18 @@ def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as
         job = dataclasses.replace(job, seed=0)
     for prompt in prompts:
         encode(job.tokenizer, prompt, input_device(job.model))  # an error here names the prompt
-    with noting_interrupts(" before a timed round was complete"):
-        found = compare_methods(job, prompts, how, rounds)
+    found = compare_methods(job, prompts, how, rounds)
     for name, reason in found.left_out.items():
         note(f"note: {name} is left out: {reason}")
     if not found.is_complete:
-        note_interrupt(has_measured=True)
+        note_interrupt()
     setting = {**_setting(job, how), "num_prompts": len(prompts), "rounds": found.rounds}
     if as_json:
         rows = [dataclasses.asdict(row) for row in found.rows]
         print_json({**setting, "rows": rows, "is_complete": found.is_complete})
     else:
-        caption = ", ".join(
-            f"{name} {setting[name]}" for name in ("dtype", "device", "threads", "num_prompts", "rounds")
-        )
-        print_comparison(found.rows, len(prompts), caption)
+        names = ("dtype", "device", "threads", "num_prompts", "rounds")
+        print_table(comparison_table(found.rows, len(prompts)), ", ".join(f"{name} {setting[name]}" for name in names))
     is_comparable = how["spec_config"].is_seed_exact or not job.options["do_sample"]
     if is_comparable and not found.rows[-1].equal_to_plain and setting["dtype"] not in EXACT_DTYPES:
         near_tie_note(setting["dtype"])

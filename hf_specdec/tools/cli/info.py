@@ -23,14 +23,11 @@ from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.extras import extras, versions
 from hf_specdec.tools.cli.inputs import load_draft
 from hf_specdec.tools.cli.options import LoadOptions
-from hf_specdec.tools.cli.report import print_json
+from hf_specdec.tools.cli.report import print_facts, print_json
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.cli.table import print_facts
 from hf_specdec.tools.cli.weights import weights_facts
-from hf_specdec.tools.command_errors import reports_errors
 
 
-@reports_errors
 @spread
 def info(
     *,

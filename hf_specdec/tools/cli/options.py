@@ -18,8 +18,8 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.cli.inputs import check_attention, check_precision, load_draft, set_threads
 from hf_specdec.tools.cli.method import check_draft_options, describe_methods, loads_draft, read_method
-from hf_specdec.tools.cli.report import note
 from hf_specdec.tools.cli.where import Where, read_where
+from hf_specdec.tools.command_errors import note
 
 ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
 ModelArgument = Annotated[

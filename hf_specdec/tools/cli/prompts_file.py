@@ -137,7 +137,7 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
         share = [index for index in range(len(prompts)) if index % count == own]
         todo = [index for index in share if index not in done]
         lines = _results(job, prompts, todo)
-        with noting_interrupts(f": {out} keeps the results so far; the same command continues"):
+        with noting_interrupts(f"{out} keeps the results so far; the same command continues"):
             for line in with_bar(lines, total=len(share), done=len(share) - len(todo), is_shown=state.is_main_process):
                 if state.is_main_process or not is_one_model:
                     file.append(line)

@@ -1,38 +1,65 @@
-"""What the commands print where: data on stdout, notes on stderr. Knows nothing about models."""
+"""Output of the commands: data on stdout, notes and progress on stderr. Knows nothing about models."""
 
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import rich.table
+import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.tools.command_errors import ToldInterrupt, process_rank, to_stderr
+from hf_specdec.tools.bench.captions import NOT_EQUAL
+from hf_specdec.tools.bench.tables import Table
+from hf_specdec.tools.command_errors import INTERRUPTED, note, process_rank
 
-PIPE_WIDTH = 120
+PIPE_WIDTH = 240  # outside a terminal, so that no row of a table breaks
 
 
 def stdout_console() -> Console:
-    """Console for tables on stdout; outside a terminal it is wide enough not to break their rows."""
+    """Console for stdout."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
-def note(message: str, style: str | None = None) -> None:
-    """One log message on stderr, from the first of several processes."""
-    if not process_rank():
-        to_stderr(message, style)
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print the command's one JSON document."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
-@contextlib.contextmanager
-def noting_interrupts(message: str) -> Iterator[None]:
-    """Say what an interrupt leaves, and how to continue, behind the word "interrupted"."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        note(f"interrupted{message}")
-        raise ToldInterrupt from None
+def print_table(table: Table, caption: str | None = None) -> None:
+    """Print a table, its first column on the left; rows that say `NOT EQUAL` are red."""
+    drawn = rich.table.Table(title=table.title or None, title_justify="left", title_style="bold")
+    drawn.caption, drawn.caption_justify = caption, "left"
+    for number, heading in enumerate(table.headings):
+        drawn.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
+    for cells in table.rows:
+        drawn.add_row(*map(escape, cells), style="bold red" if any(NOT_EQUAL in cell for cell in cells) else None)
+    stdout_console().print(drawn)
+
+
+def print_facts(facts: Iterable[tuple[str, Mapping[str, object]]]) -> None:
+    """Print titled groups of names and values, one under the other."""
+    console = stdout_console()
+    for title, group in facts:
+        table = rich.table.Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in group.items():
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            table.add_row(escape(name), escape(text))
+        console.print(table)
+        console.print()
+
+
+def drafts_line(stats: SpecStats) -> str:
+    """Drafted and accepted tokens, and why nothing was drafted."""
+    drafts = f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted_tokens}"
+    reason = f"; plain: {stats.plain_reason}" if stats.plain_reason else ""
+    return f"{drafts}, {stats.mean_acceptance_length:.2f} tokens a verify step{reason}"
 
 
 def near_tie_note(dtype: str) -> None:
@@ -40,13 +67,38 @@ def near_tie_note(dtype: str) -> None:
     note(f"note: in {dtype} a near-tie may fall the other way; --dtype fp32 compares without them", "yellow")
 
 
-def print_json(document: dict[str, Any]) -> None:
-    """The command's one JSON document on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+def note_interrupt(hint: str = "") -> None:
+    """Say that what was measured before Ctrl-C is printed.
+
+    Args:
+        hint: how to continue, if there is a way.
+    """
+    note(f"interrupted: what has been measured follows{hint and f'; {hint}'}")
 
 
-def drafts_line(stats: SpecStats) -> str:
-    """What was drafted and accepted, and why nothing was."""
-    drafts = f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted_tokens}"
-    reason = f"; plain: {stats.plain_reason}" if stats.plain_reason else ""
-    return f"{drafts}, {stats.mean_acceptance_length:.2f} tokens a verify step{reason}"
+@contextlib.contextmanager
+def noting_interrupts(message: str) -> Iterator[None]:
+    """Say after Ctrl-C what it leaves, and how to continue, and exit."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"interrupted: {message}")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on stderr where that is a terminal, from the first of several processes.
+
+    Gives the function that moves it: the job's description, its number, the number of all.
+    """
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    is_shown = console.is_terminal and not process_rank()
+    with Progress(*columns, console=console, disable=not is_shown, transient=True) as progress:
+        bar = progress.add_task("warming up", total=None)
+
+        def advance(what: str, number: int, total: int) -> None:
+            progress.update(bar, description=escape(what), completed=number, total=total)
+
+        yield advance

@@ -12,9 +12,8 @@ from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.listening import listen
 from hf_specdec.tools.cli.memory import open_memory, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
-from hf_specdec.tools.cli.report import note
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import reports_errors
+from hf_specdec.tools.command_errors import note
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -79,7 +78,6 @@ class QueueOptions:
             raise ConfigError("--spec-memory", "must come with --memory shared", str(file), remedy)
 
 
-@reports_errors
 @spread
 def serve(
     *,

@@ -7,19 +7,18 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.quantization.report import precision_of
 from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.tools.bench.tables import Table
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.bench_output import INTERRUPTED, note_interrupt
 from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.cli.memory import open_memory, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.tools.cli.report import near_tie_note, note, noting_interrupts, print_json, stdout_console
+from hf_specdec.tools.cli.report import near_tie_note, note_interrupt, print_json, print_table
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import reports_errors
+from hf_specdec.tools.command_errors import INTERRUPTED, note
 from hf_specdec.tools.summarize.articles import Article, load_articles, read_articles
 from hf_specdec.tools.summarize.rouge import check_rouge, score
 from hf_specdec.tools.summarize.run import Summarizer, summarize_all
@@ -104,7 +103,6 @@ class PromptOptions:
     ] = None
 
 
-@reports_errors
 @spread
 def summarize(
     *,
@@ -145,12 +143,12 @@ def summarize(
         prompts.max_input_tokens,
         prompts.prompt_template,
     )
-    with remembering(target.model, kept), noting_interrupts(" before an article was complete"):
+    with remembering(target.model, kept):
         rows = _measured(summarizer, texts, {PLAIN: {}, method: how})
     num_articles = len(rows[0]["summaries"])
     is_complete = num_articles == len(texts)
     if not is_complete:
-        note_interrupt(has_measured=True)
+        note_interrupt()
     setting = {
         "model": target.model.config.name_or_path,
         "dtype": precision_of(target.model),
@@ -161,7 +159,7 @@ def summarize(
     if json:
         print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows, "is_complete": is_complete})
     else:
-        _print_table(rows, setting)
+        print_table(_table(rows, num_articles), ", ".join(f"{name} {value}" for name, value in setting.items()))
     if rows[-1]["num_equal_to_plain"] < num_articles and setting["dtype"] != "float32":
         near_tie_note(setting["dtype"])
     if not is_complete:
@@ -213,13 +211,16 @@ def _least_equal(summarizer: Summarizer, config: SpecConfig) -> float:
     return float(follows_seed and precision_of(summarizer.model) == "float32")
 
 
-def _print_table(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> None:
-    table = Table(caption=", ".join(f"{name} {value}" for name, value in setting.items()), caption_justify="left")
-    table.add_column("")
-    for heading in ("ROUGE-1", "ROUGE-2", "ROUGE-L", "ROUGE-Lsum", "tokens", "tokens/s", "equal to\nplain"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        scores = (f"{row[kind]:.2f}" for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"))
-        equality = f"{row['num_equal_to_plain']} of {setting['num_articles']}"
-        table.add_row(row["name"], *scores, str(row["num_tokens"]), f"{row['tokens_per_second']:.1f}", equality)
-    stdout_console().print(table)
+def _table(rows: list[dict[str, Any]], num_articles: int) -> Table:
+    kinds = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
+    cells = [
+        [
+            row["name"],
+            *(f"{row[kind]:.2f}" for kind in kinds),
+            str(row["num_tokens"]),
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['num_equal_to_plain']} of {num_articles}",
+        ]
+        for row in rows
+    ]
+    return Table("", ["", *kinds.values(), "tokens", "tokens/s", "equal to plain"], cells)

@@ -7,19 +7,19 @@ from typing import Annotated, Literal
 
 import torch
 import typer
-from rich.table import Table
 
 from hf_specdec.common.files import is_utf8, read_text
 from hf_specdec.compat import computes_bf16, input_device, text_config
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.eagle3.checkpoint import load_head
+from hf_specdec.tools.bench.tables import Table
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.options import LoadOptions, ModelOptions
 from hf_specdec.tools.cli.prompts_file import numbered_prompts, own_device
-from hf_specdec.tools.cli.report import note, noting_interrupts, print_json, stdout_console
+from hf_specdec.tools.cli.report import noting_interrupts, print_json, print_table
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import reports_errors
+from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.train import (
     DFlashTraining,
     DraftTraining,
@@ -125,7 +125,6 @@ class TrainingOptions:
         return HeadTraining(layer_ids=layer_ids, draft_vocab_size=self.draft_vocab_size, **values)
 
 
-@reports_errors
 @spread
 def train(
     *,
@@ -160,7 +159,7 @@ def train(
     _note_vocabulary(training.draft_vocab_size, text_config(target.config).vocab_size)
     _show_log()
     path, given = training.head, (target, loaded.tokenizer, texts, out)
-    with noting_interrupts(f": {out} keeps what was done; the same command continues"):
+    with noting_interrupts(f"{out} keeps what was done; the same command continues"):
         if isinstance(config, HeadTraining):
             report = train_head(*given, config, head=None if path is None else load_head(path))
         elif isinstance(config, DFlashTraining):
@@ -170,7 +169,8 @@ def train(
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:
-        _print_table(report)
+        steps = f"{counted(report.num_steps, 'step')}, the best after {report.best_step}"
+        print_table(_table(report), f"{steps}, {report.minutes:.1f} minutes")
     note(f"wrote {out}", "dim")
 
 
@@ -216,14 +216,10 @@ def _show_log() -> None:
     logger.setLevel(logging.INFO)
 
 
-def _print_table(report: HeadReport) -> None:
-    caption = f"{counted(report.num_steps, 'step')}, the best after {report.best_step}, {report.minutes:.1f} minutes"
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("held-out texts\nof temperature", justify="right")
-    for place in range(len(report.measured[0].rates)):
-        table.add_column(f"first {place + 1}\naccepted", justify="right")
-    table.add_column("tokens\na step", justify="right")
-    for found in report.measured:
-        rates = [f"{rate:.3f}" for rate in found.rates]
-        table.add_row(f"{found.temperature:g}", *rates, f"{found.tokens_per_step:.2f}")
-    stdout_console().print(table)
+def _table(report: HeadReport) -> Table:
+    rates = [f"first {place + 1} accepted" for place in range(len(report.measured[0].rates))]
+    rows = [
+        [f"{found.temperature:g}", *(f"{rate:.3f}" for rate in found.rates), f"{found.tokens_per_step:.2f}"]
+        for found in report.measured
+    ]
+    return Table("", ["held-out texts of temperature", *rates, "tokens a step"], rows)

@@ -5,21 +5,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from hf_specdec.common.files import check_output
 from hf_specdec.engine.cost.cost_model import check_costs_file
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.bench.tables import Table
 from hf_specdec.tools.bench.tuning import Tuned, measure_costs
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.bench_output import INTERRUPTED, note_interrupt
 from hf_specdec.tools.cli.options import LoadOptions, ModelOptions
-from hf_specdec.tools.cli.report import note, print_json, stdout_console
+from hf_specdec.tools.cli.report import note_interrupt, print_json, print_table
 from hf_specdec.tools.cli.spread import spread
-from hf_specdec.tools.command_errors import ToldInterrupt, reports_errors
+from hf_specdec.tools.command_errors import INTERRUPTED, note
 
 
-@reports_errors
 @spread
 def tune(
     *,
@@ -50,7 +48,8 @@ def tune(
         found = {"facts": tuned.facts, "curves": _curves(tuned), "is_complete": is_complete}
         print_json({"out": str(out), **found})
     else:
-        _print_table(tuned)
+        names = ("class", "dtype", "attention", "device", "threads", "context_length")
+        print_table(_table(tuned), ", ".join(f"{name} {tuned.facts[name]}" for name in names))
     note(f"wrote {out}", "dim")
     if not is_complete:
         raise typer.Exit(INTERRUPTED)
@@ -63,9 +62,9 @@ def _measured(model: Any, batch_sizes: Sequence[int], context_length: int, secon
     try:
         return measure_costs(model, **options, save=found.append), True
     except KeyboardInterrupt:
-        note_interrupt(has_measured=bool(found))
         if not found:
-            raise ToldInterrupt from None
+            raise
+        note_interrupt()
     return found[-1], False
 
 
@@ -82,18 +81,13 @@ def _curves(tuned: Tuned) -> list[dict[str, Any]]:
     ]
 
 
-def _print_table(tuned: Tuned) -> None:
-    facts = tuned.facts
-    names = ("class", "dtype", "attention", "device", "threads", "context_length")
-    table = Table(caption=", ".join(f"{name} {facts[name]}" for name in names), caption_justify="left")
-    table.add_column("tokens\na row", justify="right")
-    for curve in _curves(tuned):
-        table.add_column(f"batch {curve['batch_size']}\nms", justify="right")
-        table.add_column("x one\ntoken", justify="right")
-    for size in sorted({size for seconds in tuned.seconds.values() for size in seconds}):
-        cells = []
-        for seconds in tuned.seconds.values():
-            measured = size in seconds
-            cells += [f"{1e3 * seconds[size]:.2f}", f"{seconds[size] / seconds[1]:.2f}"] if measured else ["-", "-"]
-        table.add_row(str(size), *cells)
-    stdout_console().print(table)
+def _table(tuned: Tuned) -> Table:
+    batches = tuned.seconds.items()
+    headings = [text for rows, _ in batches for text in (f"batch {rows}", "x one token")]
+    sizes = sorted({size for _, seconds in batches for size in seconds})
+    cells = [[str(size)] for size in sizes]
+    for _, seconds in batches:
+        for row, size in zip(cells, sizes, strict=True):
+            known = seconds.get(size)
+            row += ["-", "-"] if known is None else [f"{1e3 * known:.2f} ms", f"{known / seconds[1]:.2f}"]
+    return Table("", ["tokens a row", *headings], cells)
