@@ -15,20 +15,11 @@ from transformers import AutoTokenizer
 
 import hf_specdec
 from hf_specdec import DraftTree, SpecStep
+from hf_specdec.methods.registry import sources
 
 IMAGES = Path(__file__).parent / "images"
 ACCEPTED, REJECTED, ROOT, PLAIN = "#bcdcff", "#ffd9c2", "#d9d9d9", "#eeeeee"
 MOST_LETTERS = 6  # of a word in a box of a row
-SOURCES = {
-    "text": "this text",
-    "earlier_texts": "earlier texts",
-    "recycled_logits": "recycled logits",
-    "window": "window",
-    "draft_model": "draft model",
-    "eagle3": "EAGLE-3 head",
-    "mtp": "MTP layers",
-    "dflash": "DFlash model",
-}
 PROMPT = """class Stack:
     def push(self, item):
         self.items.append(item)
@@ -130,11 +121,11 @@ def auto_sources(run: Run) -> Figure:
     steps = [step for _, step in run.steps("auto", num_nodes=6) if any(len(node.votes) > 1 for node in step.nodes)]
     step = max(steps, key=lambda seen: sum(len(node.votes) for node in seen.nodes))
     figure, axes = plt.subplots(figsize=(9, 2.8))
-    names = [name for name in SOURCES if any(vote.source == name for node in step.nodes for vote in node.votes)]
+    names = [name for name in sources() if any(vote.source == name for node in step.nodes for vote in node.votes)]
     for place, name in enumerate(names):
         weights = [sum(vote.weight for vote in node.votes if vote.source == name) for node in step.nodes]
         width = 0.8 / len(names)
-        axes.bar([node + place * width for node in range(len(weights))], weights, width, label=SOURCES[name])
+        axes.bar([node + place * width for node in range(len(weights))], weights, width, label=sources()[name].label)
     words = run.words(step.tree.tokens[1:])
     labels = [
         f"{word}\n{node.probability:.2f}" for word, node in zip(words, step.nodes, strict=True) if node.probability

@@ -3,15 +3,15 @@
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 import hf_specdec
 from hf_specdec import SpecStep, embedded
-from hf_specdec.common.observer import Source
 from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.registry import sources
 
 PROMPT = """    parser.add_argument("-v", "--verbose", action="store_true", default=False,
                         dest="verbose", help="print more messages")
@@ -56,7 +56,7 @@ def test_every_drafted_node_has_a_source(target: Any, draft: Any, tokenizer: Any
     for step in steps:
         assert len(step.nodes) == step.tree.num_draft_tokens
         for node, parent in zip(step.nodes, step.tree.parents[1:], strict=True):
-            assert node.source in get_args(Source)
+            assert node.source in sources()
             above = step.nodes[parent - 1].probability if parent else 1.0
             if node.probability is not None and above is not None:
                 assert 0.0 <= node.probability <= above + 1e-9

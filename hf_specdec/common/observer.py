@@ -8,11 +8,9 @@ model.generate(**inputs, spec_method="auto", spec_observer=show)
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from hf_specdec.common.tree import DraftTree
-
-Source = Literal["text", "earlier_texts", "recycled_logits", "window", "draft_model", "eagle3", "mtp", "dflash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class SourceVote:
         weight (`float`): log odds that it added to the blend.
     """
 
-    source: Source
+    source: str
     probability: float
     weight: float
 
@@ -42,7 +40,7 @@ class DraftedNode:
         votes (`tuple[SourceVote, ...]`): what each source of a blend said of it.
     """
 
-    source: Source
+    source: str
     probability: float | None = None
     votes: tuple[SourceVote, ...] = ()
 

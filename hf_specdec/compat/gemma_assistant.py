@@ -1,4 +1,4 @@
-"""Gemma 4's assistants: their classes, how to load one, and which layers of a target they read.
+"""Gemma 4's assistants: how to load one, and which layers of a target they read.
 
 Names                              Why
 `kv_sharing_modes`                 raises in transformers 5.23 for a configuration of shared layers only, which every
@@ -14,13 +14,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.models import text_config
-
-MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-
-
-def is_gemma_assistant(config: object) -> bool:
-    """Returns whether a configuration is that of an assistant."""
-    return getattr(config, "model_type", None) in MODEL_TYPES
 
 
 def with_shared_layers(config: Any) -> Any:

@@ -30,7 +30,7 @@ from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.target.inputs import tensors_of
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import DrafterContext
+from hf_specdec.methods.common.entry import DrafterContext
 from hf_specdec.methods.common.translation import Translation
 from hf_specdec.request.request import Request
 

@@ -27,7 +27,7 @@ from hf_specdec.forward.networks.shared_cache_runner import SHARED_STEP, SharedC
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
 from hf_specdec.methods.common.draft_scorer import cost_ratio
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import Method
 
 
 def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from hf_specdec.forward.target.compiled_forward import MODEL_STEP, CompiledForwa
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 
 ATTRIBUTE = "_hf_specdec"
 NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts")

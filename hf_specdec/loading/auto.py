@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from hf_specdec.api.enable import SpecGenerationMixin, enable
 from hf_specdec.common.files import check_path, said_of_hub
 from hf_specdec.compat import dropped_settings, generation_model, input_device
-from hf_specdec.compat.gemma_assistant import is_gemma_assistant, with_shared_layers
 from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
@@ -36,14 +35,8 @@ from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.head_files import known_config
-from hf_specdec.methods.dflash import head_config as dflash
-from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
-from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
-from hf_specdec.methods.draft_model.gemma4_assistant import GemmaAssistantHead
-from hf_specdec.methods.eagle3 import head_config as eagle3
-from hf_specdec.methods.eagle3.checkpoint import load_head as load_eagle3_head
-from hf_specdec.methods.mtp.network import MtpHead
+from hf_specdec.methods.common.head_files import HeadFiles
+from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
 from hf_specdec.request.request import own_arguments
 
 __all__ = [
@@ -238,42 +231,31 @@ class AutoDraftHead:
         inner = None if target is None else generation_model(target)
         if inner is not None and not isinstance(inner, transformers.PreTrainedModel):
             raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
-        values = known_config(path, hub)
-        head: DraftHead | None = None
-        if dflash.is_head_config(values):
-            head = load_dflash_head(path, dtype=dtype, **hub)
-        elif eagle3.is_head_config(values):
-            head = load_eagle3_head(path, dtype=dtype, **hub)
-        if head is not None and inner is not None:
-            without_weights_of(inner, head)
-        if head is not None:
+        files = HeadFiles(path, hub)
+        kind = head_kind_of(values := files.known_values())
+        if kind is not None and kind.load is not None:
+            head = kind.load(path, dtype=dtype, **hub)
+            if inner is not None:
+                without_weights_of(inner, head)
             return head.to(device)
-        if inner is not None and values and not is_draft_head(path):
-            return MtpHead.of_checkpoint(inner, os.fspath(path)).to(device=device or input_device(inner), dtype=dtype)
-        if is_dflash_config(config := _config(path, hub)):
-            model = transformers.AutoModel.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
-            return DFlashModelHead(model.eval()).to(device)
-        if is_gemma_assistant(config):
-            config = with_shared_layers(config)
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
-            return GemmaAssistantHead(model.eval()).to(device)
-        return load_eagle3_head(path, dtype=dtype, **hub).to(device)
+        of_target = next((kind.of_target for kind in head_kinds() if kind.of_target is not None), None)
+        if inner is not None and values and of_target is not None:
+            return of_target(inner, os.fspath(path)).to(device=device or input_device(inner), dtype=dtype)
+        raise _no_head(files)
 
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a folder or hub name is that of a draft head, as far as its config.json says."""
-    values = known_config(path, {})
-    if not values or eagle3.is_head_config(values) or dflash.is_head_config(values):
-        return bool(values)
-    return is_dflash_config(config := _config(path, {})) or is_gemma_assistant(config)
+    """Tell whether a folder or hub name is that of a draft head, as far as its config.json says."""
+    return head_kind_of(HeadFiles(path).known_values()) is not None
 
 
-def _config(path: str | os.PathLike[str], hub: dict[str, Any]) -> transformers.PretrainedConfig | None:
-    """The configuration of a transformers model; `None` where there is none."""
-    try:
-        return transformers.AutoConfig.from_pretrained(path, **hub)
-    except Exception:  # noqa: BLE001 - wrong values raise anything; who reads it as a head says what is wrong
-        return None
+def _no_head(files: HeadFiles) -> SpecError:
+    """Error for a folder that holds no draft head; raises another where its config.json cannot be read."""
+    values = files.values()
+    given = values.get("architectures") or values.get("speculators_model_type") or values.get("model_type")
+    labels = sorted(source.label for source in sources().values() if source.style == "head")
+    remedy = f"Choose the folder of a draft head: {', '.join(labels)}, or a Gemma 4 assistant."
+    return ConfigError("path", "must have a config.json that describes a draft head", given, remedy)
 
 
 def load_draft(

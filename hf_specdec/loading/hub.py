@@ -27,7 +27,7 @@ from hf_specdec.loading.auto import AutoDraftHead
 from hf_specdec.methods.auto.method import give_memory
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.methods.registry import resolve

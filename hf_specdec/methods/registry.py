@@ -1,37 +1,51 @@
-"""The methods by name.
+"""The methods by name, and the draft heads that are theirs.
 
-method = resolve("ngram")                       # the entry of "prompt_lookup"
-drafter = method.make(method.config_class(), DrafterContext(MethodState()))
+Each folder of this package with a `method.py` is one; others are added by `register`.
+
+    method = resolve("ngram")                       # the entry of "prompt_lookup"
+    drafter = method.make(method.config_class(), DrafterContext(MethodState()))
 """
 
-from collections.abc import Mapping
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from hf_specdec import methods
 from hf_specdec.compat import attention_implementation
-from hf_specdec.errors import unknown_name
-from hf_specdec.methods.auto.method import AUTO
+from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.method import Method
-from hf_specdec.methods.dflash.method import DFLASH
-from hf_specdec.methods.draft_model.gemma4_assistant import gemma_assistant_head_of
-from hf_specdec.methods.draft_model.method import DRAFT_MODEL
-from hf_specdec.methods.eagle3.method import EAGLE3
-from hf_specdec.methods.lookahead.method import LOOKAHEAD
-from hf_specdec.methods.mtp.method import MTP
-from hf_specdec.methods.plain.method import PLAIN
-from hf_specdec.methods.prompt_lookup.method import PROMPT_LOOKUP
+from hf_specdec.methods.common.entry import HeadKind, Method, Source
 
 ATTRIBUTE = "_hf_specdec_head"  # of a transformers model: the head that it is
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {method.name: method for method in (PLAIN, PROMPT_LOOKUP, LOOKAHEAD, DRAFT_MODEL, EAGLE3, MTP, DFLASH, AUTO)}
-)
+
+_methods: dict[str, Method] = {}
+METHODS: Mapping[str, Method] = MappingProxyType(_methods)
+
+
+def register(method: Method) -> None:
+    """Make a method known by its name, its aliases and its arguments of `generate`.
+
+    Raises:
+        ConfigError: another method has one of them.
+    """
+    taken = [name for other in METHODS.values() for name in _names_of(other)]
+    for name in _names_of(method):
+        if name in ("none", *taken):
+            raise ConfigError("method", "must have names that no other method has", name, "Choose another name.")
+    _methods[method.name] = method
+
+
+def _names_of(method: Method) -> tuple[str, ...]:
+    return (method.name, *method.aliases, *method.config_arguments)
 
 
 def resolve(name: str) -> Method:
-    """The method called `name`, by its name or an alias.
+    """Get the method called `name`, by its name or an alias.
 
     Raises:
         ConfigError: there is none; the error names the nearest match.
@@ -47,8 +61,23 @@ def config_arguments() -> dict[str, Method]:
     return {argument: method for method in METHODS.values() for argument in method.config_arguments}
 
 
+def sources() -> dict[str, Source]:
+    """Origins of drafted tokens that any method names, by their keys."""
+    return {source.key: source for method in METHODS.values() for source in method.sources}
+
+
+def head_kinds() -> Iterator[HeadKind]:
+    """Kinds of draft heads."""
+    return (method.head for method in METHODS.values() if method.head is not None)
+
+
+def head_kind_of(values: Mapping[str, Any]) -> HeadKind | None:
+    """Get the kind of the draft head that a config.json describes; `None` where it describes none."""
+    return next((kind for kind in head_kinds() if kind.is_config(values)), None)
+
+
 def as_head(assistant: object) -> DraftHead | None:
-    """The draft head that `assistant` is, be it one of ours or a transformers model; `None` of any other object."""
+    """Get the draft head that `assistant` is, one of ours or a transformers model; `None` of any other object."""
     if isinstance(assistant, DraftHead):
         return assistant
     if not isinstance(assistant, PreTrainedModel):
@@ -57,8 +86,13 @@ def as_head(assistant: object) -> DraftHead | None:
     kept = vars(assistant).get(ATTRIBUTE)
     if kept is not None and kept[0] == made_for:
         return cast("DraftHead", kept[1])
-    for wrap in (gemma_assistant_head_of, *[method.as_head for method in METHODS.values()]):
-        if wrap is not None and (head := wrap(assistant)) is not None:
+    for kind in head_kinds():
+        if (head := kind.wrap(assistant)) is not None:
             vars(assistant)[ATTRIBUTE] = made_for, head  # what was compiled for it serves later calls
             return head
     return None
+
+
+for _folder in pkgutil.iter_modules(methods.__path__, f"{methods.__name__}."):
+    if _folder.ispkg and find_spec(f"{_folder.name}.method") is not None:
+        register(importlib.import_module(f"{_folder.name}.method").METHOD)

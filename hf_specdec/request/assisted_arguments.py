@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS
 
 # These choose transformers' own speculation, or change its texts, a generation configuration's too.

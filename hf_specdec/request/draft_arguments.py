@@ -9,7 +9,7 @@ from hf_specdec.compat.devices import is_dispatched
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.common.translation import are_alike, check_tokenizers
 from hf_specdec.methods.registry import as_head
 

@@ -15,7 +15,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import DrafterContext, Method
+from hf_specdec.methods.common.entry import DrafterContext, Method
 from hf_specdec.methods.common.own_drafter import maker_of
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, method_of, with_theirs

@@ -11,7 +11,7 @@ import hf_specdec
 from hf_specdec import AutoSpecConfig
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.auto.method import memory_in_use
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench import model_run
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.many import measure_many

@@ -8,7 +8,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.common.method import DrafterContext, MethodState
+from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import BenchSettings
 from hf_specdec.tools.bench.run import Bench

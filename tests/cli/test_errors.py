@@ -58,12 +58,12 @@ CASES = [
     ([LOOKAHEAD, "[7,7]"], "`--lookahead-config` must have 3 entries", "Drop or add entries."),
     (
         [LOOKAHEAD, "[7,7,7]", "--draft-model", "x"],
-        "`--draft-model` must come with --spec-method draft_model",
+        "`--draft-model` must come with --spec-method auto",
         "second",
     ),
     (
         [LOOKAHEAD, "[7,7,7]", "--head=./x"],
-        "`--draft-model` must come with --spec-method draft_model",
+        "`--draft-model` must come with --spec-method auto",
         "second",
     ),
     (["--spec-method", "eagle3", "--head", "./no/such"], "`--draft-model` must be an existing folder", ""),

@@ -8,11 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hf_specdec.methods.registry import sources
 from hf_specdec.tools.demo.draw.charts import draw_charts
 from hf_specdec.tools.demo.draw.lanes import draw_race
 from hf_specdec.tools.demo.draw.markup import escaped, one_line, percent
 from hf_specdec.tools.demo.draw.notices import draw_error, draw_idea, draw_link, draw_notice
-from hf_specdec.tools.demo.draw.sources import SOURCE_NAMES, draw_legend, source_class
+from hf_specdec.tools.demo.draw.sources import draw_legend, source_class, source_of
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.draw.tree import draw_tree
 from hf_specdec.tools.demo.record import Lane, Node, Race, Step, Token, Vote
@@ -131,14 +132,14 @@ def test_a_stopped_race_has_no_ratio(race: Race) -> None:
     assert "\u00d7 plain" not in html and "Stopped. Equal to plain as far as both went" in html
 
 
-@pytest.mark.parametrize("source", SOURCE_NAMES)
+@pytest.mark.parametrize("source", ["target", *sources(), "draft"])
 def test_each_source_has_a_colour_and_a_cue_of_its_own(source: str) -> None:
     """The methods of heads share one, as a race has one head."""
     from hf_specdec.tools.demo.serve import ASSETS
 
     css = (ASSETS / "style.css").read_text(encoding="utf-8")
     rules = dict(re.findall(r"^\.hs-s-(\w+) \{ (.*?) \}", css, re.MULTILINE))
-    assert SOURCE_NAMES[source] in draw_legend([source])
+    assert source_of(source).label in draw_legend([source])
     cues = {name: re.sub(r"--c: .*", "", rule).strip() for name, rule in rules.items() if name != "draft"}
     assert source_class(source).removeprefix("hs-s-") in rules
     assert len(set(cues.values())) == len(cues)
@@ -162,7 +163,7 @@ def test_a_step_says_what_each_source_said(race: Race) -> None:
         html = draw_step(race, auto, number)
         assert ("What each source said" in html) == (len(step.nodes) > 1)
         for source in {vote.source for node in step.nodes[:12] for vote in node.votes}:
-            assert SOURCE_NAMES[source] in html
+            assert source_of(source).label in html
 
 
 def test_lookahead_shows_window_and_pool(race: Race) -> None:

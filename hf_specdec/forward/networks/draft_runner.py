@@ -13,7 +13,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
-from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
@@ -41,7 +40,7 @@ class DraftRunner(BaseDraftRunner):
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
     """
 
-    source: Source = "draft_model"
+    source: str = "draft_model"
 
     def __init__(
         self,

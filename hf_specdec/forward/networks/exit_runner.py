@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.first_layers import FirstLayers
 from hf_specdec.cache.rollback import rollback_over
-from hf_specdec.common.observer import Source
 from hf_specdec.common.transfer import HOST
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.placement import device_mesh
@@ -68,7 +67,7 @@ class ExitRunner(BaseDraftRunner):
         num_resumed (`int`): verify passes that have gone on from the first layers' states.
     """
 
-    source: Source = "draft_model"
+    source: str = "draft_model"
 
     def __init__(
         self,

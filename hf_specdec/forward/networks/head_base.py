@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Generic, Self, TypeVar, cast
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 
@@ -12,7 +12,6 @@ from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
-from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, network_of, of_each_row
@@ -144,7 +143,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         most = None if own is None or own.num_embeddings >= call.vocab_size else own.num_embeddings
         self._embeddings = partial(_embeddings_of, embed, reads_on, self.head_device, self.head_dtype, most)
         self.vocab_size, self.relative_cost, self.device = call.vocab_size, call.relative_cost, call.device
-        self.source = cast("Source", head.methods[0])
+        self.source = head.methods[0]
         self.texts = [list(prompt) for prompt in call.prompts]
         target_ids = head.target_ids
         self._target_ids = None if target_ids is None else target_ids.to(call.device)

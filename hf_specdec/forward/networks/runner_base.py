@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 
 import torch
 
-from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.target.compiled_forward import CompiledForward
@@ -100,7 +99,7 @@ class BaseDraftRunner(ABC):
     compiled: CompiledForward | None = None
     vocab_size: int
     relative_cost: float
-    source: Source
+    source: str
     network: Hashable
 
     def __init__(self, num_rows: int, *, is_shared: bool) -> None:

@@ -4,7 +4,7 @@ from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import DrafterContext, Method, MethodState
+from hf_specdec.methods.common.entry import DrafterContext, Method, MethodState, Source
 
 GIVEN = "auto, given"
 
@@ -19,7 +19,7 @@ def memory_in_use(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
     given: SpecMemory | None = state.by_name.get(GIVEN)
     if given is not None:
         return given
-    return state.of(AUTO.name, lambda: SpecMemory(config.max_pool_tokens, config.max_recycled))
+    return state.of(METHOD.name, lambda: SpecMemory(config.max_pool_tokens, config.max_recycled))
 
 
 def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
@@ -42,7 +42,7 @@ def _make(config: AutoSpecConfig, context: DrafterContext) -> BaseDrafter:
     )
 
 
-AUTO = Method(
+METHOD = Method(
     name="auto",
     config_class=AutoSpecConfig,
     config_arguments=("auto_config",),
@@ -50,4 +50,13 @@ AUTO = Method(
     make=_make,
     takes_draft_model=True,
     takes_draft_head=True,
+    sources=(
+        Source(
+            "recycled_logits",
+            "recycled logits",
+            "what the model thought likely after these tokens before",
+            "R",
+            "recycled_logits",
+        ),
+    ),
 )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from hf_specdec.common.observer import Source, SourceVote
+from hf_specdec.common.observer import SourceVote
 from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.matches import Matches, Votes
 from hf_specdec.methods.auto.mixer import NoiseScores, softmax, weighted_sums
@@ -41,7 +41,7 @@ FADE = 0.97  # of what was accepted and expected, a token
 SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen after the context
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
-SOURCE_NAMES: Mapping[int, Source] = {  # but for the draft's, which a call brings
+SOURCE_NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
     OWN: "text",
     POOLED: "earlier_texts",
     **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
@@ -124,7 +124,7 @@ class Predictor:
         is_sampled: bool,
         uses_texts: bool = True,
         uses_recycled: bool = True,
-        draft_source: Source = "draft_model",
+        draft_source: str = "draft_model",
     ) -> None:
         self.memory, self.uses_recycled = memory, uses_recycled
         self.source_names = {**SOURCE_NAMES, DRAFT: draft_source}

@@ -19,7 +19,6 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from hf_specdec.common.observer import Source
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
 from hf_specdec.methods.common.node_logits import NodeLogits
@@ -46,7 +45,7 @@ class DraftScorer(Protocol):
     vocab_size: int
     takes_trees: bool
     relative_cost: float
-    source: Source
+    source: str
 
     @property
     def num_unread(self) -> int:

@@ -1,6 +1,13 @@
-"""Draft heads on disk: a config.json and the weights, in a folder or on the Hugging Face hub."""
+"""Draft heads on disk: a config.json and the weights, in a folder or on the Hugging Face hub.
+
+files = HeadFiles("path/to/head")
+with files.describing_a_head():
+    head = MyHead(MyHeadConfig.from_dict(files.values()))
+files.fill(head, files.weights(), dtype=None)
+"""
 
 import contextlib
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -8,112 +15,173 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
-from hf_specdec.common.files import is_missing_folder, json_value, said_of_hub
+from hf_specdec.common.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
+from hf_specdec.methods.common.draft_head import DraftHead
 
+CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+OF_A_MODEL = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 
 
-def config_file(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
-    """The config.json of a folder or hub name.
+class HeadFiles:
+    """Files of one head.
 
     Args:
+        path: a folder, or a name on the hub.
         hub: `revision`, `token`, `cache_dir`, `local_files_only`, ... as in transformers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], hub: Mapping[str, Any] | None = None) -> None:
+        self.path, self.hub = path, dict(hub or {})
+
+    def find(self, name: str) -> Path | None:
+        """Find the file `name`; `None` where there is none.
+
+        Raises:
+            CheckpointError: there is no such folder, or it cannot be read.
+        """
+        shown = os.fspath(self.path)
+        try:
+            found = cached_file(shown, name, _raise_exceptions_for_missing_entries=False, **self.hub)
+        except OSError as error:
+            if is_missing_folder(self.path):
+                rule = "`path` must be an existing folder, but there is no"
+                raise CheckpointError(f"{rule} {shown!r}. Check the spelling.") from error
+            if not Path(self.path).exists():
+                raise CheckpointError(said_of_hub(self.path, first_line(error))) from error
+            raise CheckpointError(f"{shown!r} cannot be read: {error}") from error
+        return None if found is None else Path(found)
+
+    def file(self, name: str) -> Path:
+        """Find the file `name`.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if (found := self.find(name)) is not None:
+            return found
+        remedy = "Pass the folder or the hub name of a draft head."
+        if not Path(self.path).exists():
+            raise CheckpointError(said_of_hub(self.path, f"no {name} was found. {remedy}"))
+        raise CheckpointError(f"{os.fspath(self.path)!r} has no {name}. {remedy}")
+
+    def values(self) -> dict[str, Any]:
+        """Read config.json.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        return _json_object(self.file(CONFIG))
+
+    def known_values(self) -> dict[str, Any]:
+        """Read config.json; empty where there is no such file, or it cannot be read."""
+        try:
+            return self.values()
+        except CheckpointError:
+            return {}
+
+    @contextlib.contextmanager
+    def describing_a_head(self) -> Iterator[None]:
+        """Let errors that come from odd values in config.json name the file."""
+        file = self.file(CONFIG)
+        try:
+            yield
+        except ConfigError as error:
+            remedy = f"{error.remedy} It is in {str(file)!r}."
+            raise ConfigError(error.field, error.rule, error.value, remedy) from error
+        except SpecError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            rule = "must describe a draft head, but does not"
+            raise CheckpointError(f"{str(file)!r} {rule}: {first_line(error)}") from error
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Read all weights, from one file or from those that an index names.
+
+        Raises:
+            CheckpointError: there are none, or they are damaged.
+        """
+        for name in WEIGHTS:
+            if (found := self.find(name)) is not None:
+                return read_tensors(found)
+        for name in INDICES:
+            if (found := self.find(name)) is not None:
+                places = _json_object(found).get("weight_map")
+                if not isinstance(places, dict) or not all(isinstance(part, str) for part in places.values()):
+                    raise CheckpointError(f"{str(found)!r} must hold a weight_map from weights to files, but does not.")
+                parts = [read_tensors(self.file(part)) for part in sorted(set(places.values()))]
+                return {name: weight for part in parts for name, weight in part.items()}
+        raise CheckpointError(f"{os.fspath(self.path)!r} has none of {', '.join((*WEIGHTS, *INDICES))}.")
+
+    def fill(
+        self,
+        head: DraftHead,
+        weights: Mapping[str, torch.Tensor],
+        *,
+        dtype: torch.dtype | None,
+        unread: Collection[str] = (),
+    ) -> None:
+        """Load `weights` into `head`, ready to draft.
+
+        Args:
+            dtype: of the weights; by default that of the largest.
+            unread: names that may be there and are left out.
+
+        Raises:
+            CheckpointError: weights are missing, left over or of another shape; both sizes are named.
+        """
+        weights = {name: weight for name, weight in weights.items() if name not in unread}
+        wanted = head.state_dict()
+        problems = [f"{name} is missing" for name in wanted if name not in weights]
+        problems += [f"{name} is not part of such a head" for name in weights if name not in wanted]
+        for name, weight in weights.items():
+            if name in wanted and weight.shape != wanted[name].shape:
+                problems.append(f"{name} is {tuple(weight.shape)}, but config.json says {tuple(wanted[name].shape)}")
+        if problems:
+            shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+            message = f"The weights of {os.fspath(self.path)!r} are not those of its config.json"
+            raise CheckpointError(f"{message}: {shown}.")
+        head.load_state_dict(weights)
+        floating = [weight for weight in weights.values() if weight.is_floating_point()]
+        head.to(dtype or max(floating, key=torch.Tensor.numel).dtype)
+        head.eval().requires_grad_(False)
+        head.name_or_path = os.fspath(self.path)
+
+
+def write_head(
+    folder: str | os.PathLike[str], head: DraftHead, values: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Write `folder`/config.json and `folder`/model.safetensors.
+
+    Args:
+        values: of config.json; the dtype is added.
 
     Raises:
-        CheckpointError: there is none.
+        OSError: they cannot be written; a file that was there stays as it is.
     """
-    return _file(path, "config.json", hub)
-
-
-def known_config(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json; none where there is no such file, or it cannot be read."""
-    try:
-        found = optional_file(path, "config.json", hub)
-        return {} if found is None else json_object(found)
-    except CheckpointError:
-        return {}
-
-
-def json_object(file: Path) -> dict[str, Any]:
-    """A file's JSON object.
-
-    Raises:
-        CheckpointError: it holds something else.
-    """
-    try:
-        values = json_value(file.read_text("utf-8"))
-    except UnicodeDecodeError:
-        values = None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{str(file)!r} must hold a JSON object, but does not. Is it damaged?")
-    return values
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    whole = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    with saving_tensors(target / WEIGHTS[0]), replacing(target / WEIGHTS[0]) as beside:
+        save_file(whole, beside, metadata={"format": "pt"})
+    with replacing(target / CONFIG) as beside:
+        named = {**values, "dtype": str(head.dtype).removeprefix("torch.")}
+        beside.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
 
 
 def layer_values(config: PretrainedConfig) -> dict[str, Any]:
-    """What config.json holds of the layers' configuration, without what belongs to a whole model."""
-    dropped = {"architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype"}
-    return {name: value for name, value in config.to_dict().items() if name not in dropped and not callable(value)}
-
-
-@contextlib.contextmanager
-def describing_a_head(file: Path) -> Iterator[None]:
-    """Let errors that come from odd values in a configuration name its file."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(error.field, error.rule, error.value, f"{error.remedy} It is in {str(file)!r}.") from error
-    except SpecError:
-        raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{str(file)!r} must describe a draft head, but does not: {first_line(error)}") from error
-
-
-def optional_file(path: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path | None:
-    """The file `name` of a folder or hub name; `None` where it has none.
-
-    Raises:
-        CheckpointError: there is no such folder, or it cannot be read.
-    """
-    try:
-        found = cached_file(os.fspath(path), name, _raise_exceptions_for_missing_entries=False, **hub)
-    except OSError as error:
-        if is_missing_folder(path):
-            rule = "`path` must be an existing folder, but there is no"
-            raise CheckpointError(f"{rule} {os.fspath(path)!r}. Check the spelling.") from error
-        if not Path(path).exists():
-            raise CheckpointError(said_of_hub(path, first_line(error))) from error
-        raise CheckpointError(f"{os.fspath(path)!r} cannot be read: {error}") from error
-    return None if found is None else Path(found)
-
-
-def read_weights(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """All weights, from one file or from those that an index names.
-
-    Raises:
-        CheckpointError: there are none, or they are damaged.
-    """
-    for name in WEIGHTS:
-        if (found := optional_file(path, name, hub)) is not None:
-            return read_tensors(found)
-    for name in INDICES:
-        if (found := optional_file(path, name, hub)) is not None:
-            places = json_object(found).get("weight_map")
-            if not isinstance(places, dict) or not all(isinstance(part, str) for part in places.values()):
-                raise CheckpointError(f"{str(found)!r} must hold a weight_map from weights to files, but does not.")
-            parts = sorted(set(places.values()))
-            return {name: weight for part in parts for name, weight in read_tensors(_file(path, part, hub)).items()}
-    raise CheckpointError(f"{os.fspath(path)!r} has none of {', '.join((*WEIGHTS, *INDICES))}.")
+    """Values of the layers' configuration for a config.json, without those of a whole model."""
+    return {name: value for name, value in config.to_dict().items() if name not in OF_A_MODEL and not callable(value)}
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file or of one that torch has saved.
+    """Read the tensors of a safetensors file or of one that torch has saved.
 
     Raises:
         CheckpointError: it is damaged.
@@ -127,35 +195,12 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
-def take_weights(
-    head: nn.Module, weights: Mapping[str, torch.Tensor], path: str | os.PathLike[str], *, unread: Collection[str] = ()
-) -> None:
-    """Load `weights` into `head`.
-
-    Args:
-        unread: names that may be there and are left out.
-
-    Raises:
-        CheckpointError: weights are missing, left over or of another shape; both sizes are named.
-    """
-    weights = {name: weight for name, weight in weights.items() if name not in unread}
-    wanted = head.state_dict()
-    problems = [f"{name} is missing" for name in wanted if name not in weights]
-    problems += [f"{name} is not part of such a head" for name in weights if name not in wanted]
-    for name, weight in weights.items():
-        if name in wanted and weight.shape != wanted[name].shape:
-            problems.append(f"{name} is {tuple(weight.shape)}, but config.json says {tuple(wanted[name].shape)}")
-    if problems:
-        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
-        raise CheckpointError(f"The weights of {os.fspath(path)!r} are not those of its config.json: {shown}.")
-    head.load_state_dict(weights)
-
-
-def _file(path: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path:
-    found = optional_file(path, name, hub)
-    if found is None:
-        remedy = "Pass the folder or the hub name of a draft head."
-        if not Path(path).exists():
-            raise CheckpointError(said_of_hub(path, f"no {name} was found. {remedy}"))
-        raise CheckpointError(f"{os.fspath(path)!r} has no {name}. {remedy}")
-    return found
+def _json_object(file: Path) -> dict[str, Any]:
+    """Read a file's JSON object; a `CheckpointError` where it holds something else."""
+    try:
+        values = json_value(file.read_text("utf-8"))
+    except UnicodeDecodeError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{str(file)!r} must hold a JSON object, but does not. Is it damaged?")
+    return values

@@ -1,28 +1,20 @@
-"""DFlash heads on disk, in both published formats."""
+"""DFlash heads on disk, in both published formats and as models of transformers."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel
 
 from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.errors import CheckpointError
-from hf_specdec.methods.common.head_files import (
-    config_file,
-    describing_a_head,
-    json_object,
-    optional_file,
-    read_tensors,
-    read_weights,
-    take_weights,
-)
+from hf_specdec.methods.common.draft_head import BlockHead
+from hf_specdec.methods.common.head_files import HeadFiles, read_tensors, write_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig, is_head_config
 from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
 
 MASK_EMBEDDING = "mask_embedding.pt"
 # of the target, which the training code keeps beside the head; `d2t` says what `t2d` does
@@ -30,8 +22,20 @@ TARGETS_OWN = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")  # acceptance is learned from what is accepted
 
 
+def describes_a_head(values: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json is that of a DFlash head in one of the published formats, or of transformers."""
+    return is_head_config(values) or _is_transformers_model(values)
+
+
+def load_any_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> BlockHead:
+    """Read a head in one of the published formats, or a model of transformers; see `load_head`."""
+    if _is_transformers_model(HeadFiles(path, hub).values()):
+        return DFlashModelHead(AutoModel.from_pretrained(path, dtype=dtype or "auto", **hub).eval())
+    return load_head(path, dtype=dtype, **hub)
+
+
 def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> DFlashHead:
-    """Read a head from a folder or from the Hugging Face hub.
+    """Read a head in one of the published formats from a folder or from the Hugging Face hub.
 
     Args:
         path: a folder, or a name on the hub.
@@ -42,19 +46,18 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
         CheckpointError: something is missing or damaged.
         ConfigError: config.json describes no DFlash head.
     """
-    file = config_file(path, hub)
-    with describing_a_head(file):
-        values = json_object(file)
+    files = HeadFiles(path, hub)
+    values = files.values()
+    with files.describing_a_head():
         config = DFlashHeadConfig.from_dict(values)
-    weights = {name.removeprefix("model."): weight for name, weight in read_weights(path, hub).items()}
-    if (found := optional_file(path, MASK_EMBEDDING, hub)) is not None:
+    weights = {name.removeprefix("model."): weight for name, weight in files.weights().items()}
+    if (found := files.find(MASK_EMBEDDING)) is not None:
         kept: Any = read_tensors(found)
         weights["mask_embedding"] = (kept["embedding"] if isinstance(kept, dict) else kept).reshape(-1)
-    with describing_a_head(file):
-        head = _head(config, weights, path)
-    head.to(dtype or weights["fc.weight"].dtype)
-    head.name_or_path, head.published = os.fspath(path), values
-    return head.eval().requires_grad_(False)
+    with files.describing_a_head():
+        head = _head(config, weights, files, dtype)
+    head.published = values
+    return head
 
 
 def save_head(head: DFlashHead, folder: str | os.PathLike[str], *, num_target_layers: int) -> None:
@@ -68,38 +71,42 @@ def save_head(head: DFlashHead, folder: str | os.PathLike[str], *, num_target_la
     Raises:
         OSError: they cannot be written; a file that was there stays as it is.
     """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     values = head.config.to_dict() if head.published is None else _without_confidence(head.published)
-    values = {"num_target_layers": num_target_layers, **values}
-    values["dtype"] = str(head.dtype).removeprefix("torch.")
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
+    weights = dict(head.state_dict())
     mask = weights.pop("mask_embedding", None)
     if head.target_ids is not None:  # the same for who reads it by the target's ids
         drafted = torch.zeros(head.config.layer.vocab_size, dtype=torch.bool)
         weights["t2d"] = drafted.index_fill(0, head.target_ids.cpu(), True)
-    with saving_tensors(target / "model.safetensors"), replacing(target / "model.safetensors") as beside:
-        save_file(weights, beside, metadata={"format": "pt"})
     if mask is not None:
-        with saving_tensors(target / MASK_EMBEDDING), replacing(target / MASK_EMBEDDING) as beside:
-            torch.save({"mask_token_id": head.mask_token_id, "embedding": mask}, beside)
-    with replacing(target / "config.json") as beside:
-        beside.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        place = Path(folder) / MASK_EMBEDDING
+        with saving_tensors(place), replacing(place) as beside:
+            torch.save({"mask_token_id": head.mask_token_id, "embedding": mask.detach().cpu().contiguous()}, beside)
+    write_head(folder, head, {"num_target_layers": num_target_layers, **values}, weights)
 
 
-def head_of_model(model: PreTrainedModel) -> DFlashHead | None:
-    """The head that the authors' own class has loaded, on copies of its weights; `None` for any other model."""
+def head_of_model(model: object) -> BlockHead | None:
+    """Wrap a DFlash model of transformers, or copy the one that the authors' own class has loaded; else `None`."""
+    if not isinstance(model, PreTrainedModel):
+        return None
+    if is_dflash_config(model.config):
+        return DFlashModelHead(model)
     values = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     if not is_head_config(values):
         return None
     config = DFlashHeadConfig.from_dict(values)
-    head = _head(config, model.state_dict(), model.name_or_path).to(model.device, model.dtype)
-    head.name_or_path, head.published = model.name_or_path, values
-    return head.eval().requires_grad_(False)
+    head = _head(config, model.state_dict(), HeadFiles(model.name_or_path), model.dtype).to(model.device)
+    head.published = values
+    return head
+
+
+def _is_transformers_model(values: Mapping[str, Any]) -> bool:
+    kind = values.get("model_type")
+    return isinstance(kind, str) and kind in CONFIG_MAPPING and is_dflash_config(CONFIG_MAPPING[kind])
 
 
 def _without_confidence(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json without the head that says how sure a DSpark head is, whose weights are not read."""
+    """Copy a config.json without the head that says how sure a DSpark head is, whose weights are not read."""
     kept: dict[str, Any] = {
         name: False if name == "enable_confidence_head" else value for name, value in values.items()
     }
@@ -107,7 +114,9 @@ def _without_confidence(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept if not nested else {**kept, "dflash_config": _without_confidence(nested)}
 
 
-def _head(config: DFlashHeadConfig, weights: dict[str, torch.Tensor], path: str | os.PathLike[str]) -> DFlashHead:
+def _head(
+    config: DFlashHeadConfig, weights: dict[str, torch.Tensor], files: HeadFiles, dtype: torch.dtype | None
+) -> DFlashHead:
     head = DFlashHead(
         config,
         has_embedding="embed_tokens.weight" in weights,
@@ -116,7 +125,7 @@ def _head(config: DFlashHeadConfig, weights: dict[str, torch.Tensor], path: str 
     )
     unread = {*TARGETS_OWN, *CONFIDENCE} if head.d2t is not None else {*TARGETS_OWN, *CONFIDENCE, "d2t"}
     if head.d2t is not None and head.lm_head is None:
-        message = f"The weights of {os.fspath(path)!r} must hold lm_head.weight, as draft_vocab_size"
+        message = f"The weights of {os.fspath(files.path)!r} must hold lm_head.weight, as draft_vocab_size"
         raise CheckpointError(f"{message} {config.draft_vocab_size} is not the target's, but do not.")
-    take_weights(head, weights, path, unread=unread)
+    files.fill(head, weights, dtype=dtype, unread=unread)
     return head

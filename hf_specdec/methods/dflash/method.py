@@ -2,15 +2,11 @@
 
 import dataclasses
 
-from transformers import PreTrainedModel
-
-from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.common.draft_scorer import BlockDraftScorer
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import DrafterContext, Method
-from hf_specdec.methods.dflash.checkpoint import head_of_model
+from hf_specdec.methods.common.entry import DrafterContext, HeadKind, Method, Source
+from hf_specdec.methods.dflash.checkpoint import describes_a_head, head_of_model, load_any_head
 from hf_specdec.methods.dflash.config import DFlashConfig
-from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
 from hf_specdec.methods.draft_model.method import drafter_of
 
 
@@ -18,17 +14,10 @@ def _make(config: DFlashConfig, context: DrafterContext) -> BaseDrafter:
     scorer = context.scorer
     assert isinstance(scorer, BlockDraftScorer)
     within = dataclasses.replace(config, draft_len=min(config.draft_len, scorer.max_draft_len))
-    return drafter_of(DFLASH.name, within, context)
+    return drafter_of("dflash", within, context)
 
 
-def _as_head(assistant: object) -> BlockHead | None:
-    """A DFlash model of transformers or of the method's authors as a head; `None` for anything else."""
-    if not isinstance(assistant, PreTrainedModel):
-        return None
-    return DFlashModelHead(assistant) if is_dflash_config(assistant.config) else head_of_model(assistant)
-
-
-DFLASH = Method(
+METHOD = Method(
     name="dflash",
     config_class=DFlashConfig,
     config_arguments=("dflash_config",),
@@ -36,5 +25,6 @@ DFLASH = Method(
     make=_make,
     needs_draft_head=True,
     takes_draft_head=True,
-    as_head=_as_head,
+    head=HeadKind(is_config=describes_a_head, load=load_any_head, wrap=head_of_model),
+    sources=(Source("dflash", "DFlash head", "written by a model that fills in a block of tokens"),),
 )

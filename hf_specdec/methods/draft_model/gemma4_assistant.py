@@ -3,14 +3,18 @@
 The network is transformers' own. Masks are given, so that rows of a batch and siblings of a tree are computed together.
 """
 
+import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from hf_specdec.compat.gemma_assistant import heads_of_layers, is_gemma_assistant
+from hf_specdec.compat.gemma_assistant import heads_of_layers, with_shared_layers
 from hf_specdec.methods.common.draft_head import SharedCacheHead
 from hf_specdec.methods.common.wrapped_head import WrappedHead
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class GemmaAssistantHead(WrappedHead, SharedCacheHead):
@@ -64,8 +68,20 @@ class GemmaAssistantHead(WrappedHead, SharedCacheHead):
         return ordered
 
 
-def gemma_assistant_head_of(assistant: object) -> GemmaAssistantHead | None:
-    """An assistant of Gemma 4 as a head; `None` for anything else."""
-    if not isinstance(assistant, PreTrainedModel) or not is_gemma_assistant(assistant.config):
+def is_gemma_assistant(values: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json is that of an assistant."""
+    return values.get("model_type") in MODEL_TYPES
+
+
+def load_assistant(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, **hub: Any) -> GemmaAssistantHead:
+    """Read an assistant from a folder or from the hub; arguments are those of transformers' `from_pretrained`."""
+    config = with_shared_layers(AutoConfig.from_pretrained(path, **hub))
+    model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype or "auto", **hub)
+    return GemmaAssistantHead(model.eval())
+
+
+def head_of_assistant(model: object) -> GemmaAssistantHead | None:
+    """Wrap an assistant of Gemma 4 as a head; `None` for anything else."""
+    if not isinstance(model, PreTrainedModel) or model.config.model_type not in MODEL_TYPES:
         return None
-    return GemmaAssistantHead(assistant)
+    return GemmaAssistantHead(model)

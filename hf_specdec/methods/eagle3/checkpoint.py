@@ -1,22 +1,12 @@
 """EAGLE-3 heads on disk: reading both published formats, writing the speculators format."""
 
-import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from hf_specdec.common.files import replacing, saving_tensors
-from hf_specdec.methods.common.head_files import (
-    config_file,
-    describing_a_head,
-    json_object,
-    read_weights,
-    take_weights,
-)
+from hf_specdec.methods.common.head_files import HeadFiles, write_head
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -36,16 +26,14 @@ def load_head(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
         CheckpointError: something is missing or damaged.
         ConfigError: config.json describes no EAGLE-3 head.
     """
-    file = config_file(path, hub)
-    with describing_a_head(file):
-        config = Eagle3HeadConfig.from_dict(json_object(file))
-    weights = _named_as_ours(read_weights(path, hub))
-    with describing_a_head(file):
+    files = HeadFiles(path, hub)
+    with files.describing_a_head():
+        config = Eagle3HeadConfig.from_dict(files.values())
+    weights = _named_as_ours(files.weights())
+    with files.describing_a_head():
         head = Eagle3Head(config, has_embedding="embed_tokens.weight" in weights)
-    take_weights(head, _mapped(head, weights), path)
-    head.to(dtype or weights["fc.weight"].dtype)
-    head.name_or_path = os.fspath(path)
-    return head.eval().requires_grad_(False)
+    files.fill(head, _mapped(head, weights), dtype=dtype)
+    return head
 
 
 def save_head(head: Eagle3Head, folder: str | os.PathLike[str]) -> None:
@@ -54,19 +42,11 @@ def save_head(head: Eagle3Head, folder: str | os.PathLike[str]) -> None:
     Raises:
         OSError: they cannot be written; a file that was there stays as it is.
     """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    values = head.config.to_dict()
-    values["dtype"] = str(head.dtype).removeprefix("torch.")
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in head.state_dict().items()}
-    with saving_tensors(target / "model.safetensors"), replacing(target / "model.safetensors") as beside:
-        save_file(weights, beside, metadata={"format": "pt"})
-    with replacing(target / "config.json") as beside:
-        beside.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+    write_head(folder, head, head.config.to_dict(), head.state_dict())
 
 
 def _named_as_ours(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """SafeAILab's `midlayer.` is `layers.0.`; what belongs to the target is left out."""
+    """Rename SafeAILab's `midlayer.` to `layers.0.`, and leave out what belongs to the target."""
     named: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         name = name.removeprefix("model.")
@@ -78,7 +58,7 @@ def _named_as_ours(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _mapped(head: Eagle3Head, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same with the maps of the vocabularies as the head has them."""
+    """Give the weights with the maps of the vocabularies as the head has them."""
     if head.d2t is None:  # files of a full vocabulary may carry maps all the same; they map every id to itself
         return {name: weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
     if "d2t" not in weights:

@@ -2,11 +2,13 @@
 
 from functools import partial
 
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import HeadKind, Method, Source
 from hf_specdec.methods.draft_model.method import drafter_of
+from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.methods.eagle3.config import Eagle3Config
+from hf_specdec.methods.eagle3.head_config import is_head_config
 
-EAGLE3 = Method(
+METHOD = Method(
     name="eagle3",
     aliases=("eagle",),
     config_class=Eagle3Config,
@@ -15,4 +17,6 @@ EAGLE3 = Method(
     make=partial(drafter_of, "eagle3"),
     needs_draft_head=True,
     takes_draft_head=True,
+    head=HeadKind(is_config=is_head_config, load=load_head),
+    sources=(Source("eagle3", "EAGLE-3 head", "written by a head on the model's hidden states"),),
 )

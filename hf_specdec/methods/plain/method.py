@@ -1,7 +1,7 @@
 """The registry's entry of a loop that drafts nothing."""
 
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import DrafterContext, Method
+from hf_specdec.methods.common.entry import DrafterContext, Method
 from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.plain.drafter import PlainDrafter
 
@@ -10,7 +10,7 @@ def _make(config: PlainConfig, context: DrafterContext) -> BaseDrafter:
     return PlainDrafter()
 
 
-PLAIN = Method(
+METHOD = Method(
     name="plain",
     config_class=PlainConfig,
     summary="this package's loop with nothing drafted",

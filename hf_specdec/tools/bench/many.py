@@ -8,7 +8,7 @@ from typing import Any
 import hf_specdec
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.engine.model_state import using_method_state
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.conversation import MOST_OF_A_BATCH, encode, padded
 from hf_specdec.tools.bench.document import MANY, Save, fill
 from hf_specdec.tools.bench.header import model_facts, new_document

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hf_specdec.engine.model_state import using_method_state
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.conversation import encode, fitting
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.measure import measured_call

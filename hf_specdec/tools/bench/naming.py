@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS, resolve
 from hf_specdec.tools.bench.token_recycling import TOKEN_RECYCLING
 

@@ -15,7 +15,7 @@ import torch
 
 from hf_specdec.errors import ConfigError, counted, unknown_name
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import DrafterContext, MethodState
+from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.bench.document import REPLAY, Save

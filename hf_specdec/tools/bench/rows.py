@@ -35,7 +35,7 @@ from hf_specdec.kernels.quantization.report import precision_of
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.bench.candidates import DecodeWithCandidates
 from hf_specdec.tools.bench.loaded_model import LoadedModel

@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.document import SPEEDS, Save, check_against, check_continues
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, check_models

@@ -18,7 +18,7 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.drafter import Drafter
-from hf_specdec.methods.common.method import DrafterContext, Method
+from hf_specdec.methods.common.entry import DrafterContext, Method
 
 NUM_CANDIDATES = 8
 UNKNOWN = -1

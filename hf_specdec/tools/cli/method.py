@@ -9,14 +9,13 @@ from typing import Any
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
-from hf_specdec.methods.common.method import Method
+from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 from hf_specdec.request.request import NONE
 from hf_specdec.tools.command_errors import within
 
-DRAFT_METHODS = [method.name for method in METHODS.values() if method.needs_assistant]
-EMBEDDED = ("draft_model", "eagle3")  # for which the embedded target has a draft
-WITH_DRAFT = [method.name for method in METHODS.values() if method.takes_draft_model or method.takes_draft_head]
+DRAFT_METHOD = "draft_model"
+EMBEDDED = (DRAFT_METHOD, "eagle3")  # for which the embedded target has a draft
 AUTO = DEFAULT_METHOD = "auto"
 
 
@@ -62,7 +61,7 @@ def read_method(
 def loads_draft(method: str | None, config: SpecConfig | None, draft_model: str | None) -> bool:
     """Whether there is a second model to load: one that is named, or the embedded one."""
     drafts_itself = config is not None and config.drafting_layers is not None
-    return draft_model is not None or (method in DRAFT_METHODS and not drafts_itself)
+    return draft_model is not None or (method is not None and resolve(method).needs_assistant and not drafts_itself)
 
 
 def check_draft_options(
@@ -80,13 +79,14 @@ def check_draft_options(
         is_head = method is not None and resolve(method).needs_draft_head
         kind = "draft head for this model" if is_head else "smaller model of the same vocabulary"
         raise ConfigError("--draft-model", rule, None, f"Name a {kind}.")
-    if draft_model is not None and method not in WITH_DRAFT:
-        wanted = " or ".join(f"--spec-method {name}" for name in WITH_DRAFT)
+    takers = [one.name for one in METHODS.values() if one.takes_draft_model or one.takes_draft_head]
+    if draft_model is not None and method not in takers:
+        wanted = " or ".join(f"--spec-method {name}" for name in takers)
         raise ConfigError(
             "--draft-model", f"must come with {wanted}", draft_model, "Other methods need no second model."
         )
     if draft_dtype is not None and draft_model is None and not needs_draft:
-        rule = f"must come with --draft-model or --spec-method {DRAFT_METHODS[0]}"
+        rule = f"must come with --draft-model or --spec-method {DRAFT_METHOD}"
         raise ConfigError("--draft-dtype", rule, draft_dtype, "Without a second model there is nothing to load.")
 
 
@@ -96,7 +96,7 @@ def _method_of(forms: Mapping[str, str], draft_model: str | None, memory: Path |
         return config_arguments()[next(iter(forms))]
     if memory is not None:
         return resolve(AUTO)
-    return resolve(DRAFT_METHODS[0] if draft_model is not None else DEFAULT_METHOD)
+    return resolve(DRAFT_METHOD if draft_model is not None else DEFAULT_METHOD)
 
 
 def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -> SpecConfig:

@@ -17,7 +17,7 @@ from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.kernels.quantization.report import num_parameters, precision_of
 from hf_specdec.loading import embedded
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.method import MethodState
+from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.demo.record import PLAIN, Lane, Race
 from hf_specdec.tools.demo.recorder import Recorder, Stop
 from hf_specdec.tools.demo.settings import METHOD_LABELS, WITH_DRAFT, Limits, Settings

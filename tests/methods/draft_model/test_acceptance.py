@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.methods.common.method import DrafterContext, MethodState
+from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter

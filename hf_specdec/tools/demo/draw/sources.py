@@ -2,58 +2,34 @@
 
 from collections.abc import Iterable
 
-HEADS = ("eagle3", "mtp", "dflash")  # a race has one of them, and they share a sign
-SOURCE_NAMES = {
-    "target": "the target's own",
-    "text": "this text",
-    "earlier_texts": "earlier texts",
-    "recycled_logits": "recycled logits",
-    "window": "window",
-    "draft_model": "draft model",
-    "eagle3": "EAGLE-3 head",
-    "mtp": "MTP layers",
-    "dflash": "DFlash head",
-    "draft": "drafted",
-}
-LETTERS = {
-    "text": "T",
-    "earlier_texts": "E",
-    "recycled_logits": "R",
-    "window": "W",
-    "draft_model": "D",
-    **dict.fromkeys(HEADS, "H"),
-}
-MEANINGS = {
-    "target": "chosen by the model itself, not drafted",
-    "text": "copied from where it stood before in this text",
-    "earlier_texts": "copied from an earlier race of yours",
-    "recycled_logits": "what the model thought likely after these tokens before",
-    "window": "found by lookahead's window of guesses",
-    "draft_model": "written by the smaller model",
-    "eagle3": "written by a head on the model's hidden states",
-    "mtp": "written by the model's own layers for several tokens",
-    "dflash": "written by a model that fills in a block of tokens",
-    "draft": "drafted",
-}
+from hf_specdec.methods.common.entry import Source
+from hf_specdec.methods.registry import sources
+
+TARGET = Source("target", "the target's own", "chosen by the model itself, not drafted", "", "target")
+DRAFTED = Source("draft", "drafted", "drafted", "", "draft")  # where a drafter does not say from where
 
 
-def source_class(source: str) -> str:
+def source_of(key: str) -> Source:
+    """The source that a drafted node names."""
+    return {TARGET.key: TARGET, **sources()}.get(key, DRAFTED)
+
+
+def source_class(key: str) -> str:
     """The class that gives a source its colour and its line."""
-    sign = "head" if source in HEADS else source
-    return f"hs-s-{sign}" if source in SOURCE_NAMES else "hs-s-draft"
+    return f"hs-s-{source_of(key).style}"
 
 
-def source_letter(source: str) -> str:
+def source_letter(key: str) -> str:
     """A letter for a source where a line is too fine to see."""
-    return LETTERS.get(source, "")
+    return source_of(key).letter
 
 
-def draw_legend(sources: Iterable[str]) -> str:
-    """What the colours and lines of these sources mean, in a fixed order."""
-    wanted = {"target", *sources}
+def draw_legend(keys: Iterable[str]) -> str:
+    """The meaning of the colours and lines of these sources, in a fixed order."""
+    wanted = {source_of(key) for key in keys}
     items = [
-        f'<li><span class="hs-t {source_class(source)}">{name}</span> <small>{MEANINGS[source]}</small></li>'
-        for source, name in SOURCE_NAMES.items()
-        if source in wanted
+        f'<li><span class="hs-t hs-s-{source.style}">{source.label}</span> <small>{source.meaning}</small></li>'
+        for source in (TARGET, *sources().values(), DRAFTED)
+        if source in {TARGET, *wanted}
     ]
     return f'<ul class="hs-legend" aria-label="Where tokens come from">{"".join(items)}</ul>'

@@ -2,7 +2,7 @@
 
 from hf_specdec.errors import counted
 from hf_specdec.tools.demo.draw.markup import escaped, one_line, percent
-from hf_specdec.tools.demo.draw.sources import SOURCE_NAMES, source_class
+from hf_specdec.tools.demo.draw.sources import source_class, source_of
 from hf_specdec.tools.demo.draw.tree import draw_tree
 from hf_specdec.tools.demo.record import Lane, Node, Race, Step
 
@@ -85,7 +85,7 @@ def _voted(step: Step, node: Node) -> str:
     best = {vote.source: vote.probability for vote in reversed(node.votes)}  # the vote that weighs most
     votes = " ".join(
         [
-            f'<span class="hs-t {source_class(source)}">{SOURCE_NAMES.get(source, "drafted")} '
+            f'<span class="hs-t {source_class(source)}">{source_of(source).label} '
             f"{percent(best[source])} <small>({weight:+.1f})</small></span>"
             for source, weight in weights.items()
         ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hf_specdec.errors import counted
 from hf_specdec.tools.demo.draw.markup import one_line, percent
-from hf_specdec.tools.demo.draw.sources import SOURCE_NAMES, source_class, source_letter
+from hf_specdec.tools.demo.draw.sources import source_class, source_letter, source_of
 from hf_specdec.tools.demo.record import Node, Step
 
 WIDTH, HEIGHT = 90, 30  # of a node's box
@@ -77,7 +77,8 @@ def _box(place: tuple[int, int], node: Node, state: str) -> str:
     x, y = place
     sign = {"accepted": "\u2713", "rejected": "\u2717", "chosen": "\u25b8"}.get(state, "")
     label, said = one_line(node.text, 9), one_line(node.text, 60)
-    title = f"{said}: {SOURCE_NAMES.get(node.source, 'last token of the text')}, {state}"
+    origin = source_of(node.source).label if node.source else "last token of the text"
+    title = f"{said}: {origin}, {state}"
     chance = "" if node.probability is None else percent(node.probability)
     letter = source_letter(node.source)
     note = " ".join(filter(None, [letter, chance])) if state != "chosen" else "target"

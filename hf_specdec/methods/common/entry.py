@@ -1,16 +1,16 @@
-"""What a method is to the rest of the package: a name, a configuration, and how to make its drafter.
+"""Entries of the registry: a method's name, its configuration, its drafter, and the draft heads that are its own.
 
-A new method is one folder with a configuration, a drafter and a `Method`, and one line in `registry.py`.
+A method is one folder whose `method.py` holds a `METHOD`: its configuration, how to make its drafter, how to recognise
+and load its draft heads if it has any, and the words for where its drafts come from.
 
-    MY_METHOD = Method(name="my_method", config_class=MyConfig, summary="drafts ...", make=make)
+    METHOD = Method(name="my_method", config_class=MyConfig, summary="drafts ...", make=make)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -24,7 +24,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(slots=True)
 class MethodState:
-    """What the methods remember between calls on one model; copied and pickled with it. Knows no method.
+    """Memory of the methods between calls on one model; copied and pickled with it.
 
     Attributes:
         by_name (`dict[str, Any]`): what each method keeps, under names that begin with its own.
@@ -33,7 +33,7 @@ class MethodState:
     by_name: dict[str, Any] = field(default_factory=dict)
 
     def of(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """What is kept under `name`; made at first use."""
+        """Get what is kept under `name`; made at first use."""
         if name not in self.by_name:
             self.by_name.setdefault(name, make())
         kept: Kept = self.by_name[name]
@@ -48,18 +48,18 @@ class MethodState:
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What the drafter of one sequence may use besides its configuration.
+    """Parts of a call that the drafter of one sequence may use besides its configuration.
 
     Attributes:
-        state: what the methods remember between calls.
+        state: memory of the methods between calls.
         scorer: the draft model, with this sequence's text.
         logits_processor: the call's logits processors for the draft model, when sampling.
         generator: the sequence's random generator; `None` is the global one.
         is_sampled: whether the call draws its tokens.
         takes_trees: whether the target verifies siblings.
-        token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row,
-            where a row has so many drafted tokens.
-        jump: what a forward of several tokens a row adds beside that, whatever their number; also by rows.
+        token_cost: cost of a drafted token more a row, over that of a forward of one token a row; by the number of rows
+            and of drafted tokens a row.
+        jump: cost of a forward of several tokens a row beside that, whatever their number; by the number of rows.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 
@@ -74,12 +74,48 @@ class DrafterContext:
     translation: Translation | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Origin of drafted tokens, as pictures and legends name it.
+
+    Attributes:
+        key (`str`): value of `DraftedNode.source`.
+        label (`str`): a few words.
+        meaning (`str`): the same in one sentence.
+        letter (`str`): sign where there is no room for words.
+        style (`str`): line and colour in the demo's style sheet; heads share one, as a race has one of them.
+    """
+
+    key: str
+    label: str
+    meaning: str
+    letter: str = "H"
+    style: str = "head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadKind:
+    """Draft heads of one kind: how to recognise, load and wrap them.
+
+    Attributes:
+        is_config: tells by the values of a config.json whether a folder holds such a head.
+        load: `load(path, dtype=None, **hub)` reads a head from a folder or the hub.
+        wrap: makes a head of a transformers model that is one, and `None` of any other object.
+        of_target: `of_target(target, path=None)` makes a head of the target's own checkpoint, or of that at `path`.
+    """
+
+    is_config: Callable[[Mapping[str, Any]], bool] = lambda values: False
+    load: Callable[..., DraftHead] | None = None
+    wrap: Callable[[object], DraftHead | None] = lambda assistant: None
+    of_target: Callable[..., DraftHead] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One entry of the registry.
 
     Attributes:
-        name (`str`): what `spec_method` says.
+        name (`str`): value of `spec_method`.
         aliases (`tuple[str, ...]`): other names for it.
         config_class (`type[SpecConfig]`): its configuration.
         config_arguments (`tuple[str, ...]`): arguments of `generate` that carry its configuration.
@@ -90,8 +126,8 @@ class Method:
         takes_draft_model (`bool`): whether it uses an `assistant_model` that is given.
         needs_draft_head (`bool`): whether it needs an `assistant_model` that reads the target's hidden states.
         takes_draft_head (`bool`): whether it uses one that is given.
-        own_head: makes the head out of the target's own checkpoint, where the call brings none.
-        as_head: makes a head of a transformers model that is one, and `None` of any other object.
+        head (`HeadKind | None`): draft heads that are its own.
+        sources (`tuple[Source, ...]`): origins of drafted tokens that it adds to those of other methods.
     """
 
     name: str
@@ -105,8 +141,13 @@ class Method:
     takes_draft_model: bool = False
     needs_draft_head: bool = False
     takes_draft_head: bool = False
-    own_head: Callable[[PreTrainedModel], DraftHead] | None = None
-    as_head: Callable[[object], DraftHead | None] | None = None
+    head: HeadKind | None = None
+    sources: tuple[Source, ...] = ()
+
+    @property
+    def own_head(self) -> Callable[..., DraftHead] | None:
+        """Maker of a head out of the target's own checkpoint, where a call brings none."""
+        return None if self.head is None else self.head.of_target
 
     @property
     def needs_assistant(self) -> bool:
@@ -119,5 +160,5 @@ class Method:
         return self.needs_assistant or self.own_head is not None
 
     def with_state(self, state: MethodState) -> "Method":
-        """The same method, keeping what it learns in `state` instead of on the model."""
+        """Copy of the method that keeps what it learns in `state` instead of on the model."""
         return replace(self, make=lambda config, context: self.make(config, replace(context, state=state)))

@@ -1,0 +1,1 @@
+"""A method in one folder: it repeats the last token."""
