@@ -48,6 +48,7 @@ from hf_specdec.compat.caches import (
     recorded,
     replaced_attributes,
     sees_images,
+    under_new_name,
 )
 from hf_specdec.compat.compiling import (
     Unguarded,

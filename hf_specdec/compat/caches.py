@@ -4,6 +4,7 @@ Knows nothing of models.
 """
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ __all__ = [
     "recorded",
     "replaced_attributes",
     "sees_images",
+    "under_new_name",
 ]
 
 OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both
@@ -112,6 +114,21 @@ def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 def given_cache(kwargs: Mapping[str, Any]) -> Any:
     """The cache among the arguments of a call of `generate`, or `None`."""
     return next((kwargs[name] for name in GIVEN_CACHES if kwargs.get(name) is not None), None)
+
+
+def under_new_name(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` with the cache under transformers' present name.
+
+    Warns of the old name at the line that called this package, where transformers would warn at this package's.
+    """
+    old = next((name for name in GIVEN_CACHES[1:] if name in kwargs), None)
+    if old is None or CACHE in kwargs or not _HAS_NEW_NAME:
+        return kwargs
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("hf_specdec."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"`{old}` is deprecated for `generate`. Use `{CACHE}` instead.", FutureWarning, stacklevel=level)
+    return {CACHE if name == old else name: value for name, value in kwargs.items()}
 
 
 def cached_length(cache: Any) -> int | None:

@@ -24,7 +24,7 @@ Settings = Callable[[str], Any]
 
 
 def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments under the names that `function` gives them.
+    """All arguments under the names that `function` gives them, the cache under its new one.
 
     Raises:
         TypeError: one is given by position and by name.
@@ -37,7 +37,7 @@ def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     named.pop("self", None)
     if doubled := named.keys() & kwargs.keys():
         raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
-    return {**named, **kwargs}
+    return compat.under_new_name({**named, **kwargs})
 
 
 def settings_of(kwargs: Mapping[str, Any], configs: list[GenerationConfig]) -> Settings:
