@@ -3,6 +3,8 @@
 # make test-all      every cell of every test that needs no GPU: an hour
 # make test-oldest   the promise on the lowest versions that pyproject.toml allows, in an environment of its own
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
+# make peer-tests    transformers' own generation tests with each method: TRANSFORMERS=path/to/checkout, some hours; a
+#                    second run goes on where the first ended; PEERS="--families llama t5 --methods auto" takes a part
 # make gpu           what needs a GPU: its tests, a step's costs, the 1B and 7B shapes; SHAPES=tiny tries it on a CPU
 # make docs          write the pages that are generated, and build the site
 #
@@ -19,6 +21,8 @@ VENV ?= .venv
 OLDEST ?= .venv-oldest
 WORKERS ?= 2
 SHAPES ?= 1B 7B
+TRANSFORMERS ?= ../transformers
+PEERS ?=
 GPU ?= gpu.json
 BIN := $(VENV)/bin
 DEMO ?= --max-new-tokens 96 --dtype fp32
@@ -35,7 +39,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-.PHONY: demo test test-all test-oldest lint types site unit docs mutants gpu clean
+.PHONY: demo test test-all test-oldest lint types site unit docs mutants peer-tests gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) </dev/null
@@ -69,6 +73,10 @@ gpu: $(VENV)/.installed
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m tests.mutants
+
+peer-tests: $(VENV)/.installed
+	$(PIP_INSTALL) parameterized datasets
+	$(BIN)/python tests/peers --transformers $(TRANSFORMERS) $(PEERS)
 
 site: $(VENV)/.installed
 	$(SPHINX) --builder html docs docs/_build/html
