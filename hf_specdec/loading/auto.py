@@ -116,7 +116,9 @@ class _EnabledAutoModel:
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
             check_installed()
-        check_folder(path, cls.auto_class.__name__, runs_code=bool(kwargs.get("trust_remote_code")))
+        runs_code = bool(kwargs.get("trust_remote_code"))
+        gguf_file = kwargs.get("gguf_file") or getattr(kwargs.get("quantization_config"), "gguf_file", None)
+        check_folder(path, cls.auto_class.__name__, runs_code=runs_code, gguf_file=gguf_file)
         _check_parts(cls.auto_class, path, kwargs)
         try:
             kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))

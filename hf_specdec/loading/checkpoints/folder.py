@@ -18,12 +18,15 @@ from hf_specdec.errors import CheckpointError, ConfigError, first_line, shown
 OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"
 
 
-def check_folder(path: str | os.PathLike[str], auto_class: str, *, runs_code: bool = False) -> None:
+def check_folder(
+    path: str | os.PathLike[str], auto_class: str, *, runs_code: bool = False, gguf_file: str | None = None
+) -> None:
     """Say what is wrong with a local folder before transformers looks for its name on the hub.
 
     Args:
         auto_class: name of the class of transformers that is to load it.
         runs_code: whether it may load classes of the checkpoint's own code.
+        gguf_file: a file of the folder with weights and configuration in GGUF.
 
     Raises:
         CheckpointError: it is missing, or its config.json is damaged.
@@ -38,6 +41,10 @@ def check_folder(path: str | os.PathLike[str], auto_class: str, *, runs_code: bo
         return
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
+    if gguf_file is not None:
+        if not (folder / gguf_file).is_file():
+            raise CheckpointError(f"`gguf_file` must be a file of {text!r}, but there is no {gguf_file!r} in it.")
+        return
     config = folder / "config.json"
     if (adapter := folder / "adapter_config.json").is_file() and not config.is_file():
         _check_adapter(adapter, auto_class, runs_code)
