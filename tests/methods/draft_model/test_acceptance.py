@@ -12,7 +12,7 @@ from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from hf_specdec.methods.draft_model.method import DRAFT_MODEL
+from hf_specdec.methods.draft_model.method import METHOD
 from tests.helpers.draft_tables import TableScorer
 
 
@@ -134,7 +134,7 @@ def test_sampled_and_greedy_calls_learn_apart() -> None:
 
     def counts_of(**fields: Any) -> AcceptanceCounts:
         scorer = TableScorer(lambda text: torch.zeros(6), vocab_size=6)
-        drafter = DRAFT_MODEL.make(DraftModelConfig(), DrafterContext(state, scorer=scorer, **fields))
+        drafter = METHOD.make(DraftModelConfig(), DrafterContext(state, scorer=scorer, **fields))
         assert isinstance(drafter, DraftModelDrafter)
         return drafter.counts
 
