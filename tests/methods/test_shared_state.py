@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.methods.auto.calibration import Calibration
-from hf_specdec.methods.auto.mixer import Mixer
 from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 
@@ -14,12 +12,6 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "texts": (lambda: NgramPool(100), lambda pool: pool.add([5, 6, 7]), lambda pool: pool.texts()),
     "acceptances": (AcceptanceCounts, lambda counts: counts.record([(0, 0.9, True)]), lambda counts: counts.mean(0)),
-    "calibration": (Calibration, lambda own: own.record([(0.7, False)]), lambda own: list(own.factors)),
-    "weights": (
-        lambda: Mixer([(-1.0, 0.5)]),
-        lambda mixer: mixer.learn(0, [(0, ([3], [1.0]))], 3),
-        lambda mixer: mixer.weights,
-    ),
 }
 
 

@@ -20,9 +20,9 @@ from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.kernels import native
 from hf_specdec.kernels.native.sources import sources_number
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.methods.auto.predictor import Predictor
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits, _evidence
-from hf_specdec.methods.auto.search import Found, search_of
+from hf_specdec.methods.auto.search import search_of
+from hf_specdec.methods.auto.sources import Found, Sources
 from hf_specdec.methods.common import node_logits
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
@@ -53,9 +53,9 @@ def indexed(core: Any, pieces: Sequence[Sequence[int]]) -> NgramIndex:
 
 @OFTEN
 @given(pieces=st.lists(st.lists(st.integers(-1, 9), max_size=120), max_size=6), ngram=TEXTS, limit=st.integers(0, 20))
-def test_an_index_is_the_same_in_every_array(core: Any, pieces: list[list[int]], ngram: list[int], limit: int) -> None:
+def test_an_index_finds_the_same_places(core: Any, pieces: list[list[int]], ngram: list[int], limit: int) -> None:
     ours, theirs = indexed(core, pieces), indexed(None, pieces)
-    assert ours.arrays == theirs.arrays
+    assert ours.tokens == theirs.tokens
     assert ours.common.shares() == theirs.common.shares()
     for size in range(1, 5):
         native.core = core
@@ -91,12 +91,12 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
     memory, index = SpecMemory(300, 100), NgramIndex(4)
     for one in earlier:
         memory.pool.add(one)
-    predictor = Predictor(memory, is_sampled=False)
-    predictor.found = RecycledLogits(rng.choice([8, 100]))
+    sources = Sources(memory, is_sampled=False)
+    sources.found = RecycledLogits(rng.choice([8, 100]))
     index.extend(text)
     for _ in range(5):
         depth = rng.choice([ANY_DEPTH, 0, 1, 3])
-        search = search_of(predictor, index, takes_trees=takes_trees, max_depth=depth, noise=noise_of(rng))
+        search = search_of(sources, index, takes_trees=takes_trees, max_depth=depth, noise=noise_of(rng))
         found = search.likeliest(rng.choice([1, 6, 24]), rng.choice([1e-3, 2e-2]))
         assert max(found.depths) <= depth
         seen.append(found)
@@ -116,11 +116,11 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
         best, log_probs = rows(rng, len(found.tokens))
         before = index.tokens[-3:-1]
         memory.recycled.put_nodes(found.tokens, found.parents, before, best, log_probs)
-        predictor.found.put_nodes(found.tokens[:1], found.parents[:1], before, best[:1], log_probs[:1])
+        sources.found.put_nodes(found.tokens[:1], found.parents[:1], before, best[:1], log_probs[:1])
         index.extend(accepted)
     learned = memory.greedy
     kept = {name: row.tolist() for name, row in memory.recycled.export().items()}
-    return [*seen, learned.mixer.weights, list(learned.mixer.seen), learned.calibration.counts(), predictor.trust, kept]
+    return [*seen, *map(list, learned.arrays), sources.trust, kept]
 
 
 @OFTEN
@@ -294,18 +294,18 @@ def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int)
         tokens, parents = (token, token, 1, token, token, token), (-1, 0, 1, 2, 3, 4)
         memory.recycled.put_nodes(tokens, parents, (7, token), best, log_probs)
         tables.append([row.tolist() for row in memory.recycled.arrays[:4]])
-        found.append(search_of(Predictor(memory, is_sampled=False), index).likeliest(8, 1e-3).tokens)
+        found.append(search_of(Sources(memory, is_sampled=False), index).likeliest(8, 1e-3).tokens)
     assert tables[0] == tables[1]
     assert len(found[0]) > 1
 
 
 def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
     native.core = core
-    predictor, index = Predictor(SpecMemory(10, 10), is_sampled=False), NgramIndex(4)
+    sources, index = Sources(SpecMemory(10, 10), is_sampled=False), NgramIndex(4)
     with pytest.raises(ValueError, match="must have a token"):
-        search_of(predictor, index)
+        search_of(sources, index)
     index.extend([1])
-    search = search_of(predictor, index)
+    search = search_of(sources, index)
     for node in (-1, 1, 10**6):
         with pytest.raises(IndexError, match="no such node"):
             search.token(node)

@@ -1,21 +1,27 @@
-"""What `auto` learned about its sources: weights of the blend, how far it is right, what drafts and windows add.
+"""Weights that `auto` gives its sources, how far it is right, and what drafts and windows add: learned while decoding.
 
-Knows nothing of texts. Safe to share between threads.
+Knows nothing of texts. Shared by threads without a lock: an update may be lost, and none is seen half done.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from array import array
+from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
 
-from hf_specdec.methods.auto.calibration import Calibration
-from hf_specdec.methods.auto.mixer import Mixer
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY
 
 MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
+NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
+WIDTH = MAX_KEY + 6  # of a kind's weights: the bias, then one for each source
+NUM_BINS = 20  # of probability, each with a factor: accepted tokens over those expected
+PRIOR = 6.0  # accepted tokens as which being right from the start counts
+MAX_EXPECTED = 100.0  # where a bin has expected so many accepted tokens, its counts are halved: old ones fade
+MOST = 0.995  # probability of any token
 INITIAL_GAIN = 1.0
 GAIN_RATE = 0.05  # weight of a forward in what such forwards gain; of the first ones more, their mean
 SETTLED = 10  # forwards that gains read from a file count as
+INITIAL_WINDOW_GAIN = 0.05  # of a window that was never tried
 WINDOW_RATE = 0.03
-NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
 
 
 class Prior(NamedTuple):
@@ -23,7 +29,7 @@ class Prior(NamedTuple):
 
     Attributes:
         lone_matches: of what followed in this text where no logits are recycled, by the kind of match.
-        matches: the same beside recycled logits.
+        matches: the same where some are.
         pooled: of what followed in earlier texts.
         recycled: of the logits under the longest to the shortest key, by the longest key that was found.
         common: of the text's commonest tokens; where a draft was asked.
@@ -42,7 +48,7 @@ class Prior(NamedTuple):
     drafted_share: float
 
     def weights(self) -> list[tuple[float, ...]]:
-        """Bias and weights of each kind of context, see `AdaptiveWeights.kind`."""
+        """Bias and weights of each kind of context, see `kind_of`."""
         found: list[tuple[float, ...]] = []
         for is_drafted in (False, True):
             share = self.drafted_share if is_drafted else 1.0
@@ -79,11 +85,19 @@ SAMPLED = Prior(
 )
 
 
-@dataclass(slots=True)
+def kind_of(longest_match: int, longest_key: int, is_drafted: bool) -> int:
+    """Kind of a context by the longest match in this text, the longest recycled key, and the draft model."""
+    match = MATCH_KINDS[min(longest_match, len(MATCH_KINDS) - 1)]
+    return (is_drafted * NUM_MATCH_KINDS + match) * (MAX_KEY + 1) + longest_key
+
+
 class AdaptiveWeights:
     """What was learned about the sources, apart for greedy and for sampled texts.
 
     Attributes:
+        weights (`array`): `(kinds, WIDTH)`, the bias and the weight of each source.
+        seen (`array`): tokens that each kind of context has learned from.
+        expected, accepted, factors (`array`): by bin of probability, tokens expected and accepted, and their ratio.
         gains (`list[float]`): tokens that a draft model's first, second, ... forward of a step and those after it add,
             less the cost of those after it.
         num_gains (`list[int]`): forwards that each of `gains` was learned from, where it was not read from a file.
@@ -91,28 +105,54 @@ class AdaptiveWeights:
         window_gain (`float`): tokens a step that are drafted and accepted because of lookahead's window.
     """
 
-    INITIAL_WINDOW_GAIN: ClassVar[float] = 0.05  # of a window that nobody has tried
+    def __init__(self, prior: Prior = GREEDY) -> None:
+        kinds = prior.weights()
+        self.weights, self.seen = array("d", chain.from_iterable(kinds)), array("q", [0] * len(kinds))
+        self.expected, self.accepted = array("d", [0.0] * NUM_BINS), array("d", [0.0] * NUM_BINS)
+        self.factors = array("d", [1.0] * NUM_BINS)
+        self.gains: list[float] = []
+        self.num_gains: list[int] = []
+        self.retry_credit, self.window_gain = 0.0, INITIAL_WINDOW_GAIN
 
-    mixer: Mixer = field(default_factory=lambda: Mixer(GREEDY.weights()))
-    calibration: Calibration = field(default_factory=Calibration)
-    gains: list[float] = field(default_factory=list)
-    num_gains: list[int] = field(default_factory=list)
-    retry_credit: float = 0.0
-    window_gain: float = INITIAL_WINDOW_GAIN
+    @property
+    def arrays(self) -> "tuple[array[float], array[int], array[float], array[float], array[float]]":
+        """The arrays as the compiled core takes them."""
+        return self.weights, self.seen, self.expected, self.accepted, self.factors
 
-    @classmethod
-    def of_sampled(cls) -> "AdaptiveWeights":
-        """Those that sampled texts begin with."""
-        return cls(mixer=Mixer(SAMPLED.weights()))
+    def weights_of(self, kind: int) -> tuple[float, ...]:
+        """Bias and weights of one kind of context."""
+        return tuple(self.weights[kind * WIDTH : (kind + 1) * WIDTH])
+
+    def corrected(self, probability: float) -> float:
+        """Share of tokens drafted with this probability that is accepted."""
+        return min(MOST, probability * self.factors[_bin_of(probability)])
+
+    def learn_outcomes(self, outcomes: Iterable[tuple[float, bool]]) -> None:
+        """Learn from drafted tokens whose parents were accepted: each one's uncorrected probability, and its fate.
+
+        Each bin's share moves towards what was seen; few outcomes move it little.
+        """
+        for probability, accepted in outcomes:
+            place = _bin_of(probability)
+            self.expected[place] += probability
+            self.accepted[place] += accepted
+            if self.expected[place] > MAX_EXPECTED:
+                self.expected[place] /= 2
+                self.accepted[place] /= 2
+            self.correct(place)
+
+    def correct(self, place: int) -> None:
+        """Compute the factor of a bin anew."""
+        self.factors[place] = (self.accepted[place] + PRIOR) / (self.expected[place] + PRIOR)
 
     def gain(self, number: int) -> float:
-        """What the draft model's forward `number`, counted from 0, may add; hopeful of the first that nobody tried."""
+        """Get what the draft model's forward `number`, counted from 0, may add; high for the first untried one."""
         if number > len(self.gains):
             return 0.0
         return self.gains[number] if number < len(self.gains) else INITIAL_GAIN
 
     def gained(self, number: int, tokens: float) -> None:
-        """The forward `number` and those after it added so many tokens, less the cost of those after it."""
+        """Learn that the forward `number` and those after it added so many tokens, less the cost of those after it."""
         if number == len(self.gains):
             self.gains.append(INITIAL_GAIN)
             self.num_gains.append(0)
@@ -123,7 +163,7 @@ class AdaptiveWeights:
         self.gains[number] += rate * (tokens - self.gains[number])
 
     def may_retry(self, credit: float, cost: float) -> bool:
-        """Whether a forward that does not pay is made all the same; each that is not adds `credit` tokens for one."""
+        """Tell whether a forward that does not pay is made all the same; each that is not adds `credit` tokens."""
         self.retry_credit = min(self.retry_credit + credit, cost)
         if self.retry_credit < cost:
             return False
@@ -131,11 +171,9 @@ class AdaptiveWeights:
         return True
 
     def window_gained(self, tokens: float) -> None:
-        """A step with a window had so many tokens because of it."""
+        """Learn that a step with a window had so many tokens because of it."""
         self.window_gain += WINDOW_RATE * (tokens - self.window_gain)
 
-    @staticmethod
-    def kind(longest_match: int, longest_key: int, is_drafted: bool) -> int:
-        """Kind of a context by the longest match in this text, the longest recycled key, and the draft model."""
-        match = MATCH_KINDS[min(longest_match, len(MATCH_KINDS) - 1)]
-        return (is_drafted * NUM_MATCH_KINDS + match) * (MAX_KEY + 1) + longest_key
+
+def _bin_of(probability: float) -> int:
+    return min(NUM_BINS - 1, int(probability * NUM_BINS))

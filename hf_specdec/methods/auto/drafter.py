@@ -14,9 +14,9 @@ from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import draft_source_of
-from hf_specdec.methods.auto.predictor import NoiseRow, Predictor
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
-from hf_specdec.methods.auto.search import CompiledSearch, Found, Search, search_of
+from hf_specdec.methods.auto.search import AnySearch, search_of
+from hf_specdec.methods.auto.sources import Found, NoiseRow, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
@@ -50,8 +50,8 @@ class AutoDrafter(RoundDrafter):
     num_top_logits: int
     index: NgramIndex
     window: AutoWindow | None
-    _search: Search | CompiledSearch | None  # of the step under way
-    _described: Search | CompiledSearch | None  # the last one, for observers
+    _search: AnySearch | None  # of the step under way
+    _described: AnySearch | None  # the last one, for observers
     _asked: list[Found | None]  # what would have been drafted before each forward of a step, and what was after all
 
     def __init__(
@@ -101,7 +101,7 @@ class AutoDrafter(RoundDrafter):
             self._search = None
             return DraftTree.chain(self.index.tokens[-1])
         max_depth, noise = request.max_depth, self._known_noise()
-        search = search_of(self.predictor, self.index, takes_trees=self.takes_trees, max_depth=max_depth, noise=noise)
+        search = search_of(self.sources, self.index, takes_trees=self.takes_trees, max_depth=max_depth, noise=noise)
         self._search = self._described = search
         found = search.likeliest(budget, self._floor)
         if self.draft is None:
@@ -150,7 +150,7 @@ class AutoDrafter(RoundDrafter):
     def _start(self, memory: SpecMemory) -> None:
         """An empty text beside what `memory` knows."""
         config, self.memory = self.config, memory
-        self.predictor = Predictor(
+        self.sources = Sources(
             memory,
             is_sampled=self.is_sampled,
             uses_texts=self.remembers,
@@ -160,8 +160,8 @@ class AutoDrafter(RoundDrafter):
         self.index = NgramIndex(MAX_NGRAM)
         self.window = None
         if config.window_size and config.num_nodes is None and config.use_recycled and self.takes_trees:
-            self.window = AutoWindow(config.window_size, config.ngram_size, self.predictor.adaptive_weights)
-            self.predictor.found = self.window.found
+            self.window = AutoWindow(config.window_size, config.ngram_size, self.sources.learned)
+            self.sources.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
         self._search = self._described = None
         self._asked = []
@@ -183,7 +183,7 @@ class AutoDrafter(RoundDrafter):
         """The least probability that a node is drafted with."""
         return max(SMALLEST, self._cost.of_node)
 
-    def _tree_of(self, search: Search | CompiledSearch, found: Found) -> DraftTree:
+    def _tree_of(self, search: AnySearch, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
         self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
         tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
@@ -194,7 +194,7 @@ class AutoDrafter(RoundDrafter):
             cost += self._cost.of_draft / self.window.num_columns
         return tree.with_extra(self.window.beside(self.index.tokens, cost))
 
-    def _value(self, search: Search | CompiledSearch, found: Found) -> float:
+    def _value(self, search: AnySearch, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
         cost = self._cost
         return search.value(found.nodes) - (len(found.nodes) - 1) * cost.of_node - cost.of_draft
@@ -211,7 +211,7 @@ class AutoDrafter(RoundDrafter):
         What it has to read first, once, is shared out over the steps to come; of a long text a head reads the end.
         """
         assert self.scorer is not None
-        adaptive_weights, cost = self.predictor.adaptive_weights, self._forward_cost
+        adaptive_weights, cost = self.sources.learned, self._forward_cost
         if not math.isfinite(cost):
             return False
         of_token = self.scorer.relative_cost * self._cost.of_reading
@@ -237,7 +237,7 @@ class AutoDrafter(RoundDrafter):
             return 0
         return min(unread - max(int(most), LEAST_READ), self.scorer.num_skippable)
 
-    def _judge(self, search: Search | CompiledSearch, accepted: Sequence[int]) -> None:
+    def _judge(self, search: AnySearch, accepted: Sequence[int]) -> None:
         """Learn what each forward of this step and those after it added, less the cost of those after it.
 
         Expectations err where little was learned of drafted contexts; what came of a tree does not err, and varies.
@@ -247,9 +247,9 @@ class AutoDrafter(RoundDrafter):
         cost, num_forwards = self._forward_cost if asked else 0.0, len(asked) - 1
         for number, before in enumerate(values[:-1]):
             gain = max(0.0, values[-1]) - before
-            self.predictor.adaptive_weights.gained(number, gain - cost * (num_forwards - 1 - number))
+            self.sources.learned.gained(number, gain - cost * (num_forwards - 1 - number))
 
-    def _gained(self, search: Search | CompiledSearch, found: Found, accepted: Sequence[int]) -> float:
+    def _gained(self, search: AnySearch, found: Found, accepted: Sequence[int]) -> float:
         """What the tree gains where the text goes on with `accepted`: the mean of what is expected and of what came."""
         node = depth = 0
         while depth < len(accepted) and accepted[depth] in found.children[node]:
@@ -265,7 +265,7 @@ class AutoDrafter(RoundDrafter):
         self._judge(search, accepted)
         gained = search.follow(tree, accepted, 0.0 if self.window is None else self._floor)
         if tree.extra is not None:
-            self.predictor.adaptive_weights.window_gained(gained)
+            self.sources.learned.window_gained(gained)
 
     def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""

@@ -75,25 +75,18 @@ class RecycledLogits:
 
     def get(self, key: int) -> Entry | None:
         """What the target thought likely when it last stood after the tokens of `key`, a `key_of`."""
-        first, keys = key % self._num_sets * self._num_ways, self._keys_read
+        first = key % self._num_sets * self._num_ways
         for place in range(first, first + self._num_ways):
-            if keys[place] == key:
-                start = place * NUM_KEPT
-                tokens = self._tokens_read[start : start + NUM_KEPT].tolist()
-                if tokens[-1] < 0:
-                    tokens = [token for token in tokens if token >= 0]
-                return tokens, self._evidence_read[start : start + len(tokens)].tolist()
+            if self._keys[place] == key:
+                is_token = self._tokens[place] >= 0
+                return self._tokens[place][is_token].tolist(), self._evidence[place][is_token].tolist()
         return None
 
     def put(self, tokens: Sequence[int], entry: Entry) -> None:
         """Keep what the target thinks likely after `tokens`, at most `MAX_KEY` of them, and after their ends."""
-        missing = NUM_KEPT - len(entry[0])
         keys = np.array([key_of(tokens[start:]) for start in range(len(tokens))], dtype=np.int64)
-        self.put_rows(
-            keys,
-            np.array([[*entry[0], *[NOTHING] * missing]]).repeat(len(keys), axis=0),
-            np.array([[*entry[1], *[0.0] * missing]]).repeat(len(keys), axis=0),
-        )
+        rows = filled(np.array([entry[0]]), np.array([entry[1]]))
+        self.put_rows(keys, *[row.repeat(len(keys), axis=0) for row in rows])
 
     def put_nodes(
         self, tokens: Sequence[int], parents: Sequence[int], before: Sequence[int], best: Rows, log_probs: Rows
@@ -197,10 +190,6 @@ class RecycledLogits:
         self._keys, self._stamps = _zeros((count,), np.int64), _zeros((count,), np.int32)
         self._tokens, self._evidence = _zeros((count, NUM_KEPT), np.int32), _zeros((count, NUM_KEPT), np.float32)
         self._arrays = self._keys, self._stamps, self._tokens, self._evidence, self._num_sets, self._num_ways
-        # Single values are read three times as fast through these.
-        self._keys_read = self._keys.data
-        self._tokens_read = self._tokens.reshape(-1).data
-        self._evidence_read = self._evidence.reshape(-1).data
 
     def __getstate__(self) -> dict[str, Any]:
         return {"max_entries": self.max_entries, "entries": self.export()}
@@ -232,12 +221,6 @@ def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequen
         ends[0] = before[-size] + 1 if size <= len(before) else 0
         keys[size] = keys[size - 1] | ends << size * TOKEN_BITS
     return keys
-
-
-def likeliest(logits: NodeLogits, rows: slice | list[int] = ALL) -> tuple[Rows, Rows]:
-    """`(C, NUM_KEPT)` tokens and the evidence for each, of these rows."""
-    tokens, log_probs = logits.top(NUM_LIKELIEST, rows)
-    return filled(tokens, _evidence(log_probs))
 
 
 def filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:

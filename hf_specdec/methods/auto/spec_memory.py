@@ -13,7 +13,7 @@ import copy
 import os
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
+from hf_specdec.methods.auto.adaptive_weights import GREEDY, SAMPLED, AdaptiveWeights
 from hf_specdec.methods.auto.memory_file import MemoryFile
 from hf_specdec.methods.auto.recycled_logits import RecycledLogits
 from hf_specdec.methods.common.config import MAX_KEPT, check_positive
@@ -36,7 +36,7 @@ class SpecMemory:
         _check_bounds(max_tokens, max_entries)
         self.pool = NgramPool(max_tokens)
         self.recycled = RecycledLogits(max_entries)
-        self.greedy, self.sampled = AdaptiveWeights(), AdaptiveWeights.of_sampled()
+        self.greedy, self.sampled = AdaptiveWeights(GREEDY), AdaptiveWeights(SAMPLED)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class SpecMemory:
         self.recycled.merge(other.recycled)
         for is_sampled in (False, True):
             theirs = other.adaptive_weights(is_sampled)
-            if sum(theirs.mixer.seen) > sum(self.adaptive_weights(is_sampled).mixer.seen):
+            if sum(theirs.seen) > sum(self.adaptive_weights(is_sampled).seen):
                 setattr(self, "sampled" if is_sampled else "greedy", copy.deepcopy(theirs))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -96,18 +96,14 @@ class SpecMemory:
             OSError: the folder is missing, or cannot be written to.
         """
         file = MemoryFile.of_bounds(*self.bounds)
-        file.put_texts(self.pool)
-        file.put_recycled(self.recycled)
-        file.put_weights("greedy", self.greedy)
-        file.put_weights("sampled", self.sampled)
+        file.put(self.pool, self.recycled, {"greedy": self.greedy, "sampled": self.sampled})
         file.write(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "SpecMemory":
-        """The memory that `save` wrote: with its bounds, and it drafts what that one would have drafted.
+        """Read the memory that `save` wrote: with its bounds, and it drafts what that one would have drafted.
 
-        Files of format 2, whose weights are of another blend, give their texts and recycled logits. The texts are
-        indexed anew: one million tokens took 12 seconds on a busy CPU core.
+        The texts are indexed anew: one million tokens take about two seconds.
 
         Raises:
             ConfigError: the file is missing or damaged, or is another kind of file.
@@ -115,11 +111,7 @@ class SpecMemory:
         file = MemoryFile.read(path)
         with file.checked():
             memory = cls(*file.bounds)
-            file.fill_texts(memory.pool)
-            file.fill_recycled(memory.recycled)
-            if file.holds_weights:
-                file.fill_weights("greedy", memory.greedy)
-                file.fill_weights("sampled", memory.sampled)
+            file.fill(memory.pool, memory.recycled, {"greedy": memory.greedy, "sampled": memory.sampled})
         return memory
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 
 from hf_specdec.common.tree import DraftTree, ExtraTokens
-from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
+from hf_specdec.methods.auto.adaptive_weights import INITIAL_WINDOW_GAIN, AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, RecycledLogits, best_tokens
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.lookahead.window import JacobiWindow
@@ -81,7 +81,7 @@ class AutoWindow:
         if self._trial:
             self._trial -= 1
             return True
-        if min_gain <= AdaptiveWeights.INITIAL_WINDOW_GAIN:
+        if min_gain <= INITIAL_WINDOW_GAIN:
             self._skipped += 1
             self._trial = TRIAL if self._skipped % RETRY == 0 else 0
         return False

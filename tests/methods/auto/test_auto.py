@@ -161,16 +161,16 @@ def test_drafts_depend_on_text_and_memory_alone(memory: SpecMemory, tmp_path: An
 def test_every_token_teaches_whether_or_not_something_was_drafted(memory: SpecMemory) -> None:
     drafter = drafter_of(memory)
     drafter.begin(text_of(30))
-    seen = sum(memory.greedy.mixer.seen)
-    expected, _ = memory.greedy.calibration.counts()
+    seen = sum(memory.greedy.seen)
+    expected = list(memory.greedy.expected)
     tree = drafted_by(drafter, 16)
     learned(drafter, DraftTree.chain(tree.tokens[0]), None, [tree.tokens[1]])  # all nodes were cut
-    assert sum(memory.greedy.mixer.seen) == seen + 1
-    assert memory.greedy.calibration.counts()[0] == expected
+    assert sum(memory.greedy.seen) == seen + 1
+    assert list(memory.greedy.expected) == expected
     tree = drafted_by(drafter, 16)
     learned(drafter, tree, None, [tree.tokens[1], 5])
-    assert sum(memory.greedy.mixer.seen) == seen + 3
-    assert sum(memory.greedy.calibration.counts()[0]) > sum(expected)
+    assert sum(memory.greedy.seen) == seen + 3
+    assert sum(memory.greedy.expected) > sum(expected)
 
 
 def test_it_comes_to_draft_what_is_accepted() -> None:

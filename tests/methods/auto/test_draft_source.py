@@ -9,7 +9,7 @@ import torch
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.draft_source import TranslatedSource, draft_source_of
 from hf_specdec.methods.auto.recycled_logits import FLOOR
-from hf_specdec.methods.auto.search import Found
+from hf_specdec.methods.auto.sources import Found
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.common.translation import Translation
 from tests.helpers.tokenizers import byte_level, characters

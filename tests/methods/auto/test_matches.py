@@ -5,24 +5,54 @@ import itertools
 import pytest
 import torch
 
-from hf_specdec.methods.auto.matches import Matches, Votes
+from hf_specdec.common.tree import ANY_DEPTH
+from hf_specdec.methods.auto.python_search import PythonSearch, _Node
+from hf_specdec.methods.auto.sources import Sources
+from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
 
 Places = list[tuple[int, int]]  # place, matching tokens in front of it
+Votes = dict[int, float]
+
+
+class Context:
+    """Votes for what follows a text and drafted tokens after it."""
+
+    def __init__(self, tokens: list[int], pool: NgramPool | None = None) -> None:
+        index, memory = NgramIndex(4), SpecMemory(1_000, 10)
+        index.extend(tokens)
+        memory.pool = pool or memory.pool
+        self.search = PythonSearch(Sources(memory, is_sampled=False), index, True, ANY_DEPTH, ())
+        self.node = self.search._nodes[0]
+
+    def after(self, *tokens: int) -> "Context":
+        other = object.__new__(Context)
+        other.search, other.node = self.search, self.node
+        for token in tokens:
+            other.node = _Node(0, token, other.node)
+        return other
+
+    def own(self) -> Votes:
+        return self.votes(0)
+
+    def pooled(self) -> Votes:
+        return self.votes(1)
+
+    def votes(self, which: int) -> Votes:
+        counts: Votes = {}
+        for text, place, size in self.search._matches_of(self.node)[which]:
+            token = self.search._follower(self.node, text, place)
+            if token >= 0:
+                counts[token] = counts.get(token, 0.0) + size * size
+        return counts
 
 
 def text(seed: int, length: int = 40, alphabet: int = 6) -> list[int]:
     return torch.randint(alphabet, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def indexed(tokens: list[int]) -> NgramIndex:
-    index = NgramIndex(4)
-    index.extend(tokens)
-    return index
-
-
-def rank_sync(tokens: list[int], place: int, context: list[int]) -> int:
+def num_equal(tokens: list[int], place: int, context: list[int]) -> int:
     """How many of the last 8 tokens of `context` stand in front of `place`."""
     pairs = zip(reversed(tokens[:place]), reversed(context[-8:]), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -30,7 +60,7 @@ def rank_sync(tokens: list[int], place: int, context: list[int]) -> int:
 
 def all_places(tokens: list[int], context: list[int]) -> Places:
     """Every place but the end whose token in front is the context's last."""
-    found = [(place, rank_sync(tokens, place, context)) for place in range(1, len(tokens))]
+    found = [(place, num_equal(tokens, place, context)) for place in range(1, len(tokens))]
     return [(place, size) for place, size in found if size]
 
 
@@ -45,24 +75,23 @@ def followed(tokens: list[int], path: list[int], places: Places, token: int, *, 
 
 
 def votes(tokens: list[int], places: Places) -> Votes:
-    by_token: dict[int, float] = {}
+    by_token: Votes = {}
     for place, size in places:
         if tokens[place] >= 0:
             by_token[tokens[place]] = by_token.get(tokens[place], 0.0) + min(size, 8) ** 2
-    sizes = [min(size, 8) for place, size in places if tokens[place] >= 0]
-    return Votes(by_token, sum(by_token.values()), max(sizes, default=0))
+    return by_token
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_matches_are_those_found_by_brute_force(seed: int) -> None:
     tokens = text(seed) + text(seed)[:7] * (seed % 2)
-    matches, places = Matches.of_text(indexed(tokens)), all_places(tokens, tokens)
-    assert matches.own_votes() == votes(tokens, places)
+    context, places = Context(tokens), all_places(tokens, tokens)
+    assert context.own() == votes(tokens, places)
     path: list[int] = []
     for token in text(seed + 100, 6):
-        matches, places = matches.after(token), followed(tokens, path, places, token, renews=True)
+        context, places = context.after(token), followed(tokens, path, places, token, renews=True)
         path.append(token)
-        assert matches.own_votes() == votes(tokens + path, places)
+        assert context.own() == votes(tokens + path, places)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -73,39 +102,29 @@ def test_matches_in_earlier_texts_are_those_found_by_brute_force(seed: int) -> N
         pool.add(one)
     joined = [*earlier[0], -1, *earlier[1], -1]
     tokens = text(seed, 12)
-    matches = Matches.of_text(indexed(tokens), pool)
+    context = Context(tokens, pool)
     places = [(place, size) for place, size in all_places(joined, tokens) if joined[place] != -1]
-    assert matches.pooled_votes() == votes(joined, places)
+    assert context.pooled() == votes(joined, places)
     for token in text(seed + 100, 4):
-        matches, places = matches.after(token), followed(joined, [], places, token, renews=False)
-        assert matches.pooled_votes() == votes(joined, places)
+        context, places = context.after(token), followed(joined, [], places, token, renews=False)
+        assert context.pooled() == votes(joined, places)
 
 
 def test_a_match_runs_on_into_the_draft_itself() -> None:
     """A text that repeats with period two is continued far beyond its end."""
-    matches = Matches.of_text(indexed([1, 2, 1, 2, 1]))
+    context = Context([1, 2, 1, 2, 1])
     for token in (2, 1, 2, 1, 2, 1, 2):
-        assert matches.own_votes().by_token.keys() == {token}
-        matches = matches.after(token)
+        assert context.own().keys() == {token}
+        context = context.after(token)
 
 
 def test_long_matches_outvote_many_short_ones() -> None:
     tokens = [9, 5, 8, 9, 5, 8, 9, 5, 8, 1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5]
-    found = Matches.of_text(indexed(tokens)).own_votes()
-    assert found.by_token == {8: 3.0, 7: 25.0}
-    assert found.longest == 5
+    assert Context(tokens).own() == {8: 3.0, 7: 25.0}
 
 
-def test_siblings_do_not_disturb_one_another() -> None:
-    matches = Matches.of_text(indexed([1, 2, 3, 1, 2, 4, 1, 2]))
-    three = matches.after(3).own_votes()
-    matches.after(4)
-    assert matches.after(3).own_votes() == three
-
-
-@pytest.mark.parametrize("tokens", [[], [5]])
-def test_a_text_without_a_past_has_no_matches(tokens: list[int]) -> None:
-    assert Matches.of_text(indexed(tokens)).own_votes() == Votes({}, 0.0, 0)
+def test_a_text_without_a_past_has_no_matches() -> None:
+    assert Context([5]).own() == {}
 
 
 def test_earlier_texts_that_were_cut_in_the_middle_end_there() -> None:
@@ -114,5 +133,4 @@ def test_earlier_texts_that_were_cut_in_the_middle_end_there() -> None:
     pool.add([1, 2, 3, 4, 5, 6])
     pool.resize(8)  # (1, 2, 3, the end) and (4, 5, 6, the end)
     assert pool.generations() == ([1, 2, 3, -1], [4, 5, 6, -1])
-    matches = Matches.of_text(indexed([9, 1]), pool).after(2).after(3)
-    assert matches.pooled_votes() == Votes({}, 0.0, 0)
+    assert Context([9, 1], pool).after(2, 3).pooled() == {}

@@ -8,7 +8,7 @@ import torch
 
 from hf_specdec import AutoSpecConfig, ConfigError, SpecMemory
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
+from hf_specdec.methods.auto.adaptive_weights import INITIAL_WINDOW_GAIN, AdaptiveWeights
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import TOKEN_BITS
 from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
@@ -59,8 +59,8 @@ def presence(window: AutoWindow, price: float, steps: int) -> list[bool]:
 def test_a_window_is_there_where_it_adds_as_much_as_its_columns_cost() -> None:
     window = AutoWindow(5, 4, AdaptiveWeights())
     assert window.num_columns == 14
-    assert presence(window, AdaptiveWeights.INITIAL_WINDOW_GAIN / 14, 3) == [True] * 3
-    assert presence(window, 1.01 * AdaptiveWeights.INITIAL_WINDOW_GAIN / 14, 3) == [False] * 3
+    assert presence(window, INITIAL_WINDOW_GAIN / 14, 3) == [True] * 3
+    assert presence(window, 1.01 * INITIAL_WINDOW_GAIN / 14, 3) == [False] * 3
 
 
 def test_unlikely_nodes_are_no_reason_for_a_window() -> None:
@@ -75,7 +75,7 @@ def test_unlikely_nodes_are_no_reason_for_a_window() -> None:
 def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None:
     adaptive_weights = AdaptiveWeights()
     window = AutoWindow(5, 4, adaptive_weights)
-    price = 0.1 * AdaptiveWeights.INITIAL_WINDOW_GAIN / 14
+    price = 0.1 * INITIAL_WINDOW_GAIN / 14
     while window.beside([1, 2, 3], price) is not None:
         adaptive_weights.window_gained(0.0)
     there = presence(window, price, 3 * (RETRY + TRIAL))
@@ -85,9 +85,10 @@ def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None
     assert all(there[first : first + TRIAL])
 
 
-@pytest.mark.parametrize("price", [0.0, AdaptiveWeights.INITIAL_WINDOW_GAIN / 13, math.inf])
+@pytest.mark.parametrize("price", [0.0, INITIAL_WINDOW_GAIN / 13, math.inf])
 def test_nobody_tries_it_where_costs_are_unknown_or_no_window_could_pay(price: float) -> None:
-    adaptive_weights = AdaptiveWeights(window_gain=0.0)
+    adaptive_weights = AdaptiveWeights()
+    adaptive_weights.window_gain = 0.0
     assert not any(presence(AutoWindow(5, 4, adaptive_weights), price, 3 * RETRY))
 
 
@@ -133,8 +134,8 @@ def test_what_it_finds_is_drafted_and_credited() -> None:
         assert any(tree.extra is not None for tree in trees) == bool(size)
         lengths.append(len(tokens))
     assert lengths[0] > lengths[1]
-    assert memories[0].greedy.window_gain > AdaptiveWeights.INITIAL_WINDOW_GAIN
-    assert memories[1].greedy.window_gain == AdaptiveWeights.INITIAL_WINDOW_GAIN
+    assert memories[0].greedy.window_gain > INITIAL_WINDOW_GAIN
+    assert memories[1].greedy.window_gain == INITIAL_WINDOW_GAIN
 
 
 def test_where_it_finds_nothing_that_comes_true_it_goes() -> None:
@@ -145,7 +146,7 @@ def test_where_it_finds_nothing_that_comes_true_it_goes() -> None:
     there = [tree.extra is not None for tree in trees]
     assert there[0]
     assert not any(there[-50:])
-    assert memory.greedy.window_gain < AdaptiveWeights.INITIAL_WINDOW_GAIN
+    assert memory.greedy.window_gain < INITIAL_WINDOW_GAIN
 
 
 @pytest.mark.parametrize("config", [{"window_size": 0}, {"num_nodes": 8}, {"use_recycled": False}])
@@ -172,4 +173,4 @@ def test_what_it_added_is_saved(tmp_path: object) -> None:
     memory.sampled.window_gain = 0.375
     memory.save(f"{tmp_path}/memory")
     loaded = SpecMemory.load(f"{tmp_path}/memory")
-    assert (loaded.sampled.window_gain, loaded.greedy.window_gain) == (0.375, AdaptiveWeights.INITIAL_WINDOW_GAIN)
+    assert (loaded.sampled.window_gain, loaded.greedy.window_gain) == (0.375, INITIAL_WINDOW_GAIN)

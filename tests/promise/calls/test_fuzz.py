@@ -210,10 +210,7 @@ def remembered() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     from hf_specdec.methods.auto.memory_file import MemoryFile
 
     file = MemoryFile.of_bounds(*memory.bounds)
-    file.put_texts(memory.pool)
-    file.put_recycled(memory.recycled)
-    file.put_weights("greedy", memory.greedy)
-    file.put_weights("sampled", memory.sampled)
+    file.put(memory.pool, memory.recycled, {"greedy": memory.greedy, "sampled": memory.sampled})
     return file.tensors, file.metadata
 
 

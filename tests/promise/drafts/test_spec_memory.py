@@ -53,12 +53,12 @@ def test_without_one_the_model_s_own_is_returned_and_used(model: Any) -> None:
 def test_another_bound_in_one_call_keeps_what_earlier_ones_taught(model: Any) -> None:
     memory = hf_specdec.spec_memory(model)
     generate(model)
-    before = len(memory.pool), len(memory.recycled), sum(memory.greedy.mixer.seen)
+    before = len(memory.pool), len(memory.recycled), sum(memory.greedy.seen)
     assert min(before) > 0
     generate(model, spec_config={"num_nodes": 9, "max_pool_tokens": 4_000, "max_recycled": 3_000})
     assert hf_specdec.spec_memory(model) is memory
     assert memory.bounds == (4_000, 3_000)
-    after = len(memory.pool), len(memory.recycled), sum(memory.greedy.mixer.seen)
+    after = len(memory.pool), len(memory.recycled), sum(memory.greedy.seen)
     assert all(new >= old for new, old in zip(after, before, strict=True))
     lookup = {"spec_method": "prompt_lookup", "spec_config": {"pool": "shared", "max_pool_tokens": 500}}
     generate(model, **lookup)
@@ -87,7 +87,7 @@ def test_a_request_of_its_own_pool_leaves_the_memory_alone(model: Any) -> None:
     memory = SpecMemory()
     hf_specdec.enable(model, spec_memory=memory)
     generate(model, spec_config={"num_nodes": 9, "pool": "request"})
-    assert len(memory.pool) == len(memory.recycled) == sum(memory.greedy.mixer.seen) == 0
+    assert len(memory.pool) == len(memory.recycled) == sum(memory.greedy.seen) == 0
     other = hf_specdec.enable(build(FAMILIES["llama"]))
     generate(other, spec_config={"num_nodes": 9, "pool": "request"})
     assert not pickle.loads(pickle.dumps(other)).__dict__["_hf_specdec"].method_state.by_name

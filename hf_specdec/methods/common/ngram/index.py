@@ -1,15 +1,17 @@
-"""Where the n-grams of a growing text stood before: amortised O(1) per token, the same work per look-up at any length.
+"""Places of the n-grams of a growing text: amortised O(1) per token, the same work per look-up at any length.
 
-A *place* is a position in the text after an earlier occurrence of an n-gram: what stands there followed it then.
-Knows nothing about drafts or models.
+A *place* is a position in the text after an earlier occurrence of an n-gram: what stands there followed it then. The
+compiled core keeps a hash table and links; without it the text is scanned. Knows nothing about drafts or models.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
 
 from hf_specdec.kernels import native
-from hf_specdec.methods.common.ngram import hashing
 from hf_specdec.methods.common.ngram.top_counts import TopCounts
 
 NUM_COMMON = 32  # ranked tokens; 64 drafted no better on recorded chat answers, 16 did below 32 nodes
@@ -21,8 +23,9 @@ class NgramIndex:
     """Tokens of a text and, for every n-gram up to `max_ngram_size`, its occurrences, newest first.
 
     Occurrences are linked: each position knows the one before it where the same n-gram ended, so adding a token costs
-    one entry of a hash table an order and a look-up walks as many links as it returns places. Everything stands in
-    arrays of 32 bits: about 40 bytes a token at four orders.
+    one entry of a hash table an order and a look-up walks as many links as it returns places. The table has a slot an
+    n-gram, `end * num_orders + size - 1` of its newest end; its tokens are compared in the text, and 0 is an empty
+    slot. All are arrays of 32 bits: about 40 bytes a token at four orders.
 
     Attributes:
         tokens (`array`): the text.
@@ -37,12 +40,20 @@ class NgramIndex:
         self.common = TopCounts(NUM_COMMON)
         self.num_orders = max(2, max_ngram_size)  # pairs tell which tokens a token has followed
         self._older = array("i")  # (tokens, orders): for each position the one before it, 0 for none
-        self._newest = hashing.table(FIRST_SLOTS)  # of every n-gram, its newest end
+        self._newest = _zeros(FIRST_SLOTS)  # of every n-gram, its newest end
         self._num_ngrams = 0
+        self._pairs: set[tuple[int, int]] | None = None  # of neighbouring tokens, where there is no core
 
     def __len__(self) -> int:
         """Tokens of the text."""
         return len(self.tokens)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if native.core is not None and len(self._older) < len(self.tokens):  # of a machine without the core
+            tokens = self.tokens
+            self.__init__(self.max_ngram_size)  # type: ignore[misc]
+            self.extend(tokens)
 
     @property
     def arrays(self) -> "tuple[array[int], array[int], array[int], int]":
@@ -53,23 +64,28 @@ class NgramIndex:
         """Add tokens after the text."""
         rest = iter(tokens)
         while piece := tuple(islice(rest, ADDED_AT_ONCE)):
-            self._add(piece)
+            for token in self._add_pairs(piece) if native.core is None else self._add(piece):
+                self.common.add(token)
 
     def places(self, ngram: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` positions that follow an occurrence of `ngram`, newest first; the text's end is none."""
+        """Find at most `limit` positions that follow an occurrence of `ngram`, newest first; the text's end is none."""
         if native.core is not None:
             return native.core.places(*self.arrays, tuple(ngram), limit)
-        size, text_length = len(ngram), len(self.tokens)
-        found: list[int] = []
-        place = hashing.newest(self._newest, self.tokens, self.num_orders, ngram)
-        while place and len(found) < limit:
-            if place < text_length:
-                found.append(place)
-            place = self._older[(place - 1) * self.num_orders + size - 1]
-        return found
+        count = len(self.tokens) - len(ngram)  # of positions that a token follows
+        if count < 1 or not 0 < len(ngram) <= self.num_orders:
+            return []
+        text, is_found = np.array(self.tokens), np.ones(count, dtype=np.bool_)
+        for offset, token in enumerate(ngram):
+            is_found &= text[offset : offset + count] == token
+        places: list[int] = (np.flatnonzero(is_found)[::-1][:limit] + len(ngram)).tolist()
+        return places
+
+    def search(self, ngram: Sequence[int], *, limit: int) -> "list[tuple[NgramIndex, int]]":
+        """Find places as `places` does, each with this index; as `NgramPool.search`."""
+        return [(self, place) for place in self.places(ngram, limit)]
 
     def match_length(self, place: int, context: Sequence[int], limit: int) -> int:
-        """How many of the last tokens of `context` also stand in front of `place`, counted up to `limit`."""
+        """Count how many of the last tokens of `context` also stand in front of `place`, up to `limit`."""
         text, end = self.tokens, len(context)
         longest = min(limit, place, end)
         length = 0
@@ -77,19 +93,34 @@ class NgramIndex:
             length += 1
         return length
 
-    def _add(self, tokens: Sequence[int]) -> None:
-        """Add tokens; the table has room for their n-grams."""
+    def _add(self, tokens: Sequence[int]) -> list[int]:
+        """Add tokens; the table has room for their n-grams. Returns the second tokens of new pairs."""
+        assert native.core is not None
         most = self._num_ngrams + len(tokens) * self.num_orders
         if 3 * most > 2 * len(self._newest):
-            larger = hashing.table_for(3 * most // 2 + 1)
-            move = hashing.move if native.core is None else native.core.move
-            move(self.tokens, self._newest, larger, self.num_orders)
+            larger = _zeros(1 << (3 * most // 2).bit_length())
+            native.core.move(self.tokens, self._newest, larger, self.num_orders)
             self._newest = larger
         start = len(self.tokens)
-        self._older.frombytes(bytes(len(tokens) * self.num_orders * self._older.itemsize))
+        self._older += _zeros(len(tokens) * self.num_orders)
         self.tokens.extend(tokens)
-        link = hashing.link if native.core is None else native.core.link
-        added, followers = link(*self.arrays, start)
+        added, followers = native.core.link(*self.arrays, start)
         self._num_ngrams += added
-        for token in followers:
-            self.common.add(token)
+        return followers
+
+    def _add_pairs(self, tokens: Sequence[int]) -> list[int]:
+        """Add tokens where there is no core; returns the same."""
+        if self._pairs is None:
+            self._pairs = set(pairwise(self.tokens))
+        new = [*self.tokens[-1:], *tokens]
+        self.tokens.extend(tokens)
+        followers = []
+        for pair in pairwise(new):
+            if pair not in self._pairs:
+                self._pairs.add(pair)
+                followers += [pair[1]] * (pair[1] >= 0)
+        return followers
+
+
+def _zeros(count: int) -> "array[int]":
+    return array("i", bytes(4 * count))

@@ -18,30 +18,27 @@ class TopCounts:
         self._counts: dict[int, int] = {}
         self._total = 0
         self._ranking, self._ranked = array("i"), array("q")  # tokens and their counts
-        self._ranks: dict[int, int] = {}
 
     def add(self, token: int) -> None:
         """Count `token` once more."""
+        ranking, ranked = self._ranking, self._ranked
         self._total += 1
         count = self._counts[token] = self._counts.get(token, 0) + 1
-        rank = self._ranks.get(token)
-        if rank is None:
-            if len(self._ranking) < self._size:
-                self._ranking.append(token)
-                self._ranked.append(count)
-            elif count > self._ranked[-1]:
-                del self._ranks[self._ranking[-1]]
-                self._ranking[-1] = token
-            else:
+        rank = ranking.index(token) if token in ranking else len(ranking)
+        if rank == len(ranking) < self._size:
+            ranking.append(token)
+            ranked.append(count)
+        elif rank == len(ranking):
+            if count <= ranked[-1]:
                 return
-            rank = self._ranks[token] = len(self._ranking) - 1
-        self._ranked[rank] = count
-        while rank > 0 and self._ranked[rank - 1] < count:
-            self._swap(rank - 1)
             rank -= 1
+        while rank > 0 and ranked[rank - 1] < count:
+            ranking[rank], ranked[rank] = ranking[rank - 1], ranked[rank - 1]
+            rank -= 1
+        ranking[rank], ranked[rank] = token, count
 
     def shares(self) -> dict[int, float]:
-        """The ranked tokens, largest count first, each with its share of all counts and `size` unseen ones.
+        """Share of each ranked token, largest first, in all counts and `size` unseen ones.
 
         The unseen ones keep the first few counts from being taken for a distribution.
         """
@@ -52,9 +49,3 @@ class TopCounts:
     def arrays(self) -> "tuple[array[int], array[int], int]":
         """The ranked tokens, their counts, and the sum of all counts with the unseen ones."""
         return self._ranking, self._ranked, self._total + self._size
-
-    def _swap(self, rank: int) -> None:
-        ranking, ranked = self._ranking, self._ranked
-        ranking[rank], ranking[rank + 1] = ranking[rank + 1], ranking[rank]
-        ranked[rank], ranked[rank + 1] = ranked[rank + 1], ranked[rank]
-        self._ranks[ranking[rank]], self._ranks[ranking[rank + 1]] = rank, rank + 1

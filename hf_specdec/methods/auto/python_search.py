@@ -1,0 +1,332 @@
+"""The search in Python: what the compiled core computes, sum for sum, for tests to compare and where there is no core.
+
+Written to be read, not to be fast. A *match* is a place in a text and how many tokens in front of it agree with the
+context. When the context grows by a token, the matches that this token follows move on by one; where few are left, the
+token's newest places join them. Candidates get the log odds of every source that knows them. Their weighted sum is the
+score, the softmax of all scores, and of 0 for every other token, the probability: multinomial logistic regression,
+which for two outcomes is the logistic mixing of PAQ (http://mattmahoney.net/dc/dce.html#Section_432). Each token of the
+text moves the weights down the gradient of the log loss, and corrects by what was accepted.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hf_specdec.common.observer import SourceVote
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.methods.auto.adaptive_weights import MOST, WIDTH, AdaptiveWeights, kind_of
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, TOKEN_BITS, Entry
+from hf_specdec.methods.auto.sources import COMMON, DRAFT, FOUND, OWN, POOLED, RECYCLED, Found, NoiseRow, Said, Sources
+from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.pool import NgramPool
+
+NUM_PLACES = 16  # newest occurrences of an n-gram looked at
+MAX_MATCH = 8  # tokens in front of a place compared; more say nothing new
+FEW = 4  # matches below which a context is looked up anew
+SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen after the context
+OTHERS_NOISE, OTHERS_DRAFTED = 0.5, 2.0  # of all other tokens; where a draft named those of little noise. Measured
+LEAST_NOISE = 1e-30
+NEVER_DRAWN = -1e4  # score of a token that no draw can choose
+RATE = 0.02  # of the weights' first steps; it falls with the root of what a kind has seen
+SEEN_AT_RATE = 200.0
+LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
+CLEAR = 0.002  # errors below it teach nothing
+FADE = 0.97  # of what was accepted and expected in this text, a token
+
+Match = tuple[Sequence[int], int, int]  # text, place in it, matching tokens in front of the place, at most MAX_MATCH
+Noise = tuple[Sequence[float], float]  # minus the logarithm of the noise of each candidate's draw; of all others'
+
+
+class Prediction(NamedTuple):
+    """Candidates for the token after a node, with their probabilities before and after the correction."""
+
+    tokens: list[int]
+    raw: list[float]
+    probabilities: list[float]
+    kind: int
+    said: Said
+    weights: Sequence[float]
+    noise: Noise | None
+
+    def share(self, token: int) -> float:
+        """Probability of `token`, 0 where it is no candidate."""
+        return self.probabilities[self.tokens.index(token)] if token in self.tokens else 0.0
+
+
+class _Node:
+    """A drafted token, the root among them, with what is known of it."""
+
+    def __init__(self, number: int, token: int, parent: "_Node | None" = None) -> None:
+        self.number, self.token, self.parent = number, token, parent
+        self.path: tuple[int, ...] = () if parent is None else (*parent.path, token)
+        self.probability = 1.0
+        self.children: dict[int, _Node] = {}
+        self.matches: tuple[list[Match], list[Match]] | None = None
+        self.drafted: Entry | None = None  # the draft model's
+        self.prediction: Prediction | None = None
+
+
+class PythonSearch:
+    """The search of one step. Arguments and methods are those of `Search`."""
+
+    def __init__(
+        self, sources: Sources, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[NoiseRow]
+    ) -> None:
+        self._sources, self._learned, self._index, self._noise = sources, sources.learned, index, noise
+        self._takes_trees, self._max_depth, self._end = takes_trees, max_depth, len(index)
+        self._nodes, self._common = [_Node(0, index.tokens[-1])], sources.common_of(index)
+
+    def likeliest(self, budget: int, floor: float) -> Found:
+        """See `Search`."""
+        waiting: list[tuple[float, int, _Node, int]] = []  # (-probability, order of arrival, parent, token)
+        best: list[float] = []  # probabilities of the `budget` likeliest candidates so far, a heap: the least is first
+        found, places, arrivals = [self._nodes[0]], {0: 0}, 0
+        while len(found) <= budget:
+            for token, probability in self._candidates(found[-1], floor):
+                if len(best) < budget:
+                    heapq.heappush(best, probability)
+                elif probability > best[0]:
+                    heapq.heapreplace(best, probability)
+                else:
+                    continue  # so many others exceed it already
+                arrivals += 1
+                heapq.heappush(waiting, (-probability, arrivals, found[-1], token))
+            if len(best) == budget and best[0] > floor:
+                floor = best[0]
+            if not waiting:
+                break
+            negative, _, parent, token = heapq.heappop(waiting)
+            if token not in parent.children:
+                parent.children[token] = _Node(len(self._nodes), token, parent)
+                self._nodes.append(parent.children[token])
+            child = parent.children[token]
+            child.probability, places[child.number] = -negative, len(found)
+            found.append(child)
+        return Found(
+            [node.number for node in found],
+            tuple([node.token for node in found]),
+            tuple([-1 if node.parent is None else places[node.parent.number] for node in found]),
+            tuple([node.probability for node in found]),
+            tuple([len(node.path) for node in found]),
+            tuple([{t: places[c.number] for t, c in node.children.items() if c.number in places} for node in found]),
+        )
+
+    def token(self, node: int) -> int:
+        """See `Search`."""
+        return self._nodes[node].token
+
+    def parent(self, node: int) -> int:
+        """See `Search`."""
+        parent = self._nodes[node].parent
+        return -1 if parent is None else parent.number
+
+    def child(self, node: int, token: int) -> int:
+        """See `Search`."""
+        child = self._nodes[node].children.get(token)
+        return -1 if child is None else child.number
+
+    def probability(self, node: int) -> float:
+        """See `Search`."""
+        return self._nodes[node].probability
+
+    def votes(self, node: int, token: int) -> tuple[SourceVote, ...]:
+        """See `Search`."""
+        prediction = self.predicted(self._nodes[node])
+        return self._sources.votes(token, prediction.said, prediction.weights)
+
+    def score(self, node: int, entry: Entry) -> None:
+        """See `Search`."""
+        self._nodes[node].drafted, self._nodes[node].prediction = entry, None
+
+    def value(self, nodes: Sequence[int]) -> float:
+        """See `Search`."""
+        probabilities, total = {0: 1.0}, 0.0
+        for number in nodes[1:]:
+            node = self._nodes[number]
+            assert node.parent is not None
+            share = self.predicted(node.parent).share(node.token)
+            probabilities[number] = probabilities[node.parent.number] * share
+            total += probabilities[number]
+        return total
+
+    def follow(self, tree: DraftTree, accepted: Sequence[int], floor: float) -> int:
+        """See `Search`."""
+        here, place, without, gained = self._nodes[0], 0, 1.0, 0
+        for token in accepted:
+            prediction = self.predicted(here)
+            drafted = [tree.tokens[child] for child in tree.children(place)] if place >= 0 else []
+            self._learn(prediction, token, [one for one in drafted if one in prediction.tokens])
+            following = tree.child(place, token) if place >= 0 else None
+            if following is not None and floor > 0.0:
+                if prediction.said and prediction.said[-1][0] == FOUND:
+                    prediction = self._predict(here, uses_found=False)
+                without *= prediction.share(token)
+                gained += without < floor
+            if token not in here.children:
+                break
+            here, place = here.children[token], -1 if following is None else following
+        return gained
+
+    def predicted(self, node: _Node) -> Prediction:
+        """Candidates after `node`, computed at first use."""
+        if node.prediction is None:
+            node.prediction = self._predict(node)
+        return node.prediction
+
+    def _candidates(self, node: _Node, floor: float) -> list[tuple[int, float]]:
+        """Tokens after `node` that are as likely as `floor` together with all before them."""
+        reached = node.probability
+        if reached * MOST < floor or len(node.path) >= self._max_depth:
+            return []
+        prediction = self.predicted(node)
+        both = zip(prediction.tokens, prediction.probabilities, strict=True)
+        found = [(token, reached * share) for token, share in both if reached * share >= floor]
+        return found if self._takes_trees else sorted(found, key=lambda one: -one[1])[:1]
+
+    def _predict(self, node: _Node, *, uses_found: bool = True) -> Prediction:
+        kind, said = self._said_of(node, uses_found)
+        bias, *weights = self._learned.weights_of(kind)
+        sums, noise = weighted_sums(said, bias, weights), None
+        if len(node.path) < len(self._noise):
+            others = OTHERS_NOISE if node.drafted is None else OTHERS_DRAFTED
+            noise = [_score_of(self._noise[len(node.path)], token) for token in sums], -math.log(others)
+        raw, trust = softmax(sums.values(), noise), self._sources.trust
+        probabilities = [self._learned.corrected(probability) * trust for probability in raw]
+        total = max(_sum_of(probabilities), 1.0)
+        probabilities = [probability / total for probability in probabilities]
+        return Prediction(list(sums), raw, probabilities, kind, said, weights, noise)
+
+    def _learn(self, prediction: Prediction, token: int, drafted: Sequence[int]) -> None:
+        """Learn that `token` came; `drafted` are the candidates that were verified."""
+        learn_weights(self._learned, prediction.kind, prediction.said, token, prediction.noise)
+        if drafted:
+            raw = [prediction.raw[prediction.tokens.index(one)] for one in drafted]
+            record = self._sources.record
+            record[0] = FADE * record[0] + _sum_of([self._learned.corrected(probability) for probability in raw])
+            record[1] = FADE * record[1] + (token in drafted)
+            self._learned.learn_outcomes(zip(raw, [one == token for one in drafted], strict=True))
+
+    def _said_of(self, node: _Node, uses_found: bool) -> tuple[int, Said]:
+        """Kind of the context that ends with `node`, and what each source that knows it says."""
+        sources, (own, pooled) = self._sources, self._matches_of(node)
+        tail = (*self._index.tokens[-MAX_KEY:], *node.path)[-MAX_KEY:]
+        keys = [0]
+        for size, token in enumerate(reversed(tail)):
+            keys.append(keys[-1] | (token + 1) << size * TOKEN_BITS)
+        votes = [(place, self._counted(node, found)) for place, found in ((OWN, own), (POOLED, pooled))]
+        said, level = [(place, entry) for place, entry in votes if entry[0]], 0
+        for size, key in enumerate(keys[1:], 1):
+            if sources.recycled is not None and (entry := sources.recycled.get(key)) is not None:
+                said, level = [*said, (RECYCLED + MAX_KEY - size, entry)], size
+        if not level:
+            said.append((COMMON, self._common))
+        if node.drafted is not None:
+            said.append((DRAFT, node.drafted))
+        if uses_found and sources.found is not None:
+            entries = [sources.found.get(key) for key in reversed(keys[1:])]
+            said += [(FOUND, entry) for entry in entries if entry is not None][:1]
+        return kind_of(max([size for *_, size in own], default=0), level, node.drafted is not None), said
+
+    def _matches_of(self, node: _Node) -> tuple[list[Match], list[Match]]:
+        """Matches of the context that ends with `node`, in this text and in earlier ones."""
+        if node.matches is not None:
+            return node.matches
+        index, pool, parent = self._index, self._sources.pool, node.parent
+        if parent is None:
+            node.matches = found_in(index, index), [] if pool is None else found_in(pool, index)
+            return node.matches
+        own, pooled = (
+            [
+                (text, place + 1, min(size + 1, MAX_MATCH))
+                for text, place, size in matches
+                if self._follower(parent, text, place) == node.token
+            ]
+            for matches in self._matches_of(parent)
+        )
+        if len(own) < FEW:
+            known = [place for _, place, _ in own]
+            own += [(index.tokens, new, 1) for new in index.places((node.token,), NUM_PLACES) if new not in known]
+        node.matches = own, pooled
+        return node.matches
+
+    def _follower(self, node: _Node, text: Sequence[int], place: int) -> int:
+        """Token at a place; after the text's end stand the drafted ones. Below 0 at the end of an earlier text."""
+        if text is self._index.tokens and place >= self._end:
+            return node.path[place - self._end]
+        return text[place] if place < len(text) else -1
+
+    def _counted(self, node: _Node, matches: Sequence[Match]) -> Entry:
+        """Votes as evidence: a match of m tokens has m * m."""
+        votes: dict[int, float] = {}
+        for text, place, size in matches:
+            if (token := self._follower(node, text, place)) >= 0:
+                votes[token] = votes.get(token, 0.0) + size * size
+        total = sum(votes.values()) + SMOOTHING_COUNT
+        return list(votes), [max(0.0, FLOOR + math.log(count / (total - count))) for count in votes.values()]
+
+
+def found_in(source: NgramIndex | NgramPool, index: NgramIndex) -> list[Match]:
+    """Find the newest places in `source` after every n-gram that ends the text of `index`, each once."""
+    context, found = index.tokens[-MAX_MATCH:], dict[tuple[int, int], Match]()
+    for size in range(min(source.max_ngram_size, len(context)), 0, -1):
+        for other, place in source.search(context[-size:], limit=NUM_PLACES):
+            same = other.match_length(place, context, MAX_MATCH)
+            found.setdefault((id(other), place), (other.tokens, place, same))
+    return list(found.values())
+
+
+def weighted_sums(said: Said, bias: float, weights: Sequence[float]) -> dict[int, float]:
+    """Score of every candidate."""
+    sums: dict[int, float] = {}
+    for source, (tokens, evidence) in said:
+        for token, value in zip(tokens, evidence, strict=False):
+            sums[token] = sums.get(token, bias) + weights[source] * value
+    return sums
+
+
+def softmax(scores: Iterable[float], noise: Noise | None = None) -> list[float]:
+    """Probability of each candidate.
+
+    Args:
+        noise: where it is known from what noise the token is drawn. The token drawn has the greatest p / e, where e is
+            its noise; p is known up to an error of the score, and where that is Gumbel distributed the chances are as
+            p / e is.
+    """
+    known, others = [*scores], 0.0
+    if noise is not None:
+        known, others = [score + of_draw for score, of_draw in zip(known, noise[0], strict=True)], noise[1]
+    largest = max([others, *known])
+    shares = [math.exp(score - largest) for score in known]
+    total = _sum_of([math.exp(others - largest), *shares])
+    return [share / total for share in shares]
+
+
+def learn_weights(learned: AdaptiveWeights, kind: int, said: Said, right: int, noise: Noise | None = None) -> None:
+    """Learn from one token of the text: `right`, whether any source named it or none."""
+    bias, *weights = learned.weights_of(kind)
+    sums = weighted_sums(said, bias, weights)
+    errors = {t: (t == right) - share for t, share in zip(sums, softmax(sums.values(), noise), strict=True)}
+    errors = {token: error for token, error in errors.items() if abs(error) >= CLEAR}
+    steps = [_sum_of(errors.values()), *[0.0] * (WIDTH - 1)]
+    for source, (tokens, evidence) in said:
+        for token, value in zip(tokens, evidence, strict=False):
+            if token in errors:
+                steps[source + 1] += errors[token] * value
+    rate = RATE / math.sqrt(1.0 + learned.seen[kind] / SEEN_AT_RATE)
+    learned.seen[kind] += 1
+    for place, step in enumerate(steps if errors else (), kind * WIDTH):
+        learned.weights[place] += rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
+
+
+def _score_of(noise: NoiseRow, token: int) -> float:
+    """Part of a token's score by the noise of its draw."""
+    return -math.log(max(float(noise[token]), LEAST_NOISE)) if token < len(noise) else NEVER_DRAWN
+
+
+def _sum_of(numbers: Iterable[float]) -> float:
+    """Add numbers one after the other, as the compiled core does; `sum` makes up for rounding."""
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total

@@ -1,0 +1,120 @@
+"""Sources of one text's drafts, as a search reads them: earlier texts, recycled logits, what was learned of them.
+
+From long contexts to short ones: where the context stood before in this text and in earlier ones, and the target's
+recycled logits after the last three, two and one tokens; where there are none, the text's commonest tokens; what
+lookahead's window found; and what a draft model says, where it has been asked.
+"""
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from hf_specdec.common.observer import SourceVote
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, RecycledLogits
+from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.common.ngram.index import NgramIndex
+
+NoiseRow = npt.NDArray[Any]  # (vocab_size,) fp32 of one draw, see `methods/common/draw_noise.py`
+Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says, by its place
+
+NUM_COMMON = 16  # commonest tokens looked at
+PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
+MOST_TRUST = 1.3
+OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
+COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
+NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
+    OWN: "text",
+    POOLED: "earlier_texts",
+    **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
+    COMMON: "text",
+    FOUND: "window",
+}
+
+
+class Found(NamedTuple):
+    """The likeliest nodes in the order of their probabilities, the root first, each after its parent.
+
+    Attributes:
+        nodes (`list[int]`): their numbers in the search.
+        tokens (`tuple[int, ...]`): token of each.
+        parents (`tuple[int, ...]`): place of each one's parent in these lists; -1 for the root.
+        probabilities (`tuple[float, ...]`): that the target accepts it and all before it.
+        depths (`tuple[int, ...]`): distance of each from the root.
+        children (`tuple[dict[int, int], ...]`): of each, the places of the nodes below it by their tokens.
+    """
+
+    nodes: list[int]
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    depths: tuple[int, ...]
+    children: tuple[dict[int, int], ...]
+
+
+class Sources:
+    """Sources of one text.
+
+    Args:
+        memory: recycled logits and what was learned about the sources, this text's alone or shared.
+        is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
+        uses_texts, uses_recycled: whether earlier texts and recycled logits take part.
+        draft_source: what the draft is called in votes.
+
+    Attributes:
+        found: logits that lookahead's window found for this text, if there is one.
+        record (`array`): tokens of this text expected and accepted, faded.
+    """
+
+    found: RecycledLogits | None = None
+
+    def __init__(
+        self,
+        memory: SpecMemory,
+        *,
+        is_sampled: bool,
+        uses_texts: bool = True,
+        uses_recycled: bool = True,
+        draft_source: str = "draft_model",
+    ) -> None:
+        self.pool = memory.pool if uses_texts else None
+        self.recycled = memory.recycled if uses_recycled else None
+        self.learned = memory.adaptive_weights(is_sampled)
+        self.record = array("d", [PRIOR_COUNT, PRIOR_COUNT])
+        self._names = {**NAMES, DRAFT: draft_source}
+
+    @property
+    def trust(self) -> float:
+        """Accepted tokens of this text over those expected, at most 1.3.
+
+        What was learned from other texts says little of one that is drawn at another temperature.
+        """
+        expected, accepted = self.record
+        return min(MOST_TRUST, (accepted + PRIOR_COUNT) / (expected + PRIOR_COUNT))
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Earlier texts, recycled logits, what the window found and what was learned, as the compiled core takes them;
+        `None` for what takes no part.
+        """
+        young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
+        recycled, found = (None if table is None else table.arrays for table in (self.recycled, self.found))
+        return young, old, recycled, found, (*self.learned.arrays, self.record)
+
+    def common_of(self, index: NgramIndex) -> Entry:
+        """Get the text's commonest tokens and the evidence for each: the last resort after unknown contexts."""
+        shares = list(index.common.shares().items())[:NUM_COMMON]
+        evidence = [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]
+        return [token for token, _ in shares], evidence
+
+    def votes(self, token: int, said: Said, weights: Sequence[float]) -> tuple[SourceVote, ...]:
+        """Get what each source that knows `token` said of it, the one that added most first."""
+        votes = []
+        for place, (tokens, evidence) in said:
+            if token in tokens:
+                value = evidence[tokens.index(token)]
+                probability = 1.0 / (1.0 + math.exp(FLOOR - value))
+                votes.append(SourceVote(self._names[place], probability, weights[place] * value))
+        return tuple(sorted(votes, key=lambda vote: -vote.weight))
