@@ -123,6 +123,7 @@ from hf_specdec.compat.models import (
     takes_position_ids,
     text_config,
     uncompiled,
+    virtual_tokens_fault,
 )
 from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced, modules_of
 from hf_specdec.compat.peft_hooks import has_row_hooks, places_adapters, without_adapter_hooks

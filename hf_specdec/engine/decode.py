@@ -41,6 +41,8 @@ def decode_call(call: Call, request: Request | None, encoder_inputs: Any = None)
     stats = SpecStats(method=(request.name or "") if request is not None else "plain")
     if request is None:
         return decode_plain(call, stats=stats, rank_sync=rank_sync)
+    if (fault := compat.virtual_tokens_fault(model)) is not None:
+        state_of(model).warn_once(fault)
     found = _as_chain(call, request, found_for(call))
     tier = stats.tier = found.capability.tier
     stats.plain_reason = plain_reason(call, request, found)

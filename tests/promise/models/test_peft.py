@@ -25,16 +25,23 @@ CALL: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id"
 KINDS = {"prefix tuning": peft.PrefixTuningConfig, "prompt tuning": peft.PromptTuningConfig}
 
 
+LOSES_TOKENS = Version(peft.__version__) < Version(MIN_PEFT_VERSION)
+
+
+def with_virtual_tokens(kind: str) -> Any:
+    """A model with five virtual tokens before each prompt."""
+    model = peft.get_peft_model(build(FAMILIES["llama"]), KINDS[kind](task_type="CAUSAL_LM", num_virtual_tokens=5))
+    torch.manual_seed(3)
+    torch.nn.init.normal_(model.prompt_encoder["default"].embedding.weight)
+    return model
+
+
 @pytest.fixture(params=KINDS)
 def virtual(request: pytest.FixtureRequest) -> Any:
     """An enabled model with five virtual tokens before each prompt, which change its text."""
-    if Version(peft.__version__) < Version(MIN_PEFT_VERSION):
+    if LOSES_TOKENS:
         pytest.skip(f"this transformers loses PEFT's virtual tokens before PEFT {MIN_PEFT_VERSION}")
-    model = peft.get_peft_model(
-        build(FAMILIES["llama"]), KINDS[request.param](task_type="CAUSAL_LM", num_virtual_tokens=5)
-    )
-    torch.manual_seed(3)
-    torch.nn.init.normal_(model.prompt_encoder["default"].embedding.weight)
+    model = with_virtual_tokens(request.param)
     assert answer(model, PROMPT) != answer(model.get_base_model(), PROMPT)
     return hf_specdec.enable(model.eval())
 
@@ -86,6 +93,17 @@ def test_an_input_preparation_without_ids_is_the_reason_for_plain_decoding() -> 
     output = hf_specdec.enable(model).generate(PROMPT, **CALL, spec_method="auto", return_dict_in_generate=True)
     assert "gives no input_ids" in output.spec_stats.plain_reason
     assert output.sequences.tolist() == expected
+
+
+@pytest.mark.skipif(not LOSES_TOKENS, reason="PEFT and transformers agree")
+@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache` are set:FutureWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_versions_that_lose_virtual_tokens_are_named_once(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = hf_specdec.enable(with_virtual_tokens(kind).eval())
+    for _ in range(2):
+        model.generate(input_ids=PROMPT, **CALL, spec_method="prompt_lookup")
+    said = [record.getMessage() for record in caplog.records if "virtual tokens" in record.getMessage()]
+    assert len(said) == 1 and f"PEFT {peft.__version__}" in said[0] and f"peft>={MIN_PEFT_VERSION}" in said[0]
 
 
 def test_trees_are_verified_after_virtual_tokens(virtual: Any) -> None:
