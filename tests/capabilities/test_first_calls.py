@@ -10,7 +10,7 @@ from transformers import HrmTextConfig, HrmTextForCausalLM
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from hf_specdec.forward.capabilities.reference import sentence
+from hf_specdec.forward.capabilities.attempts import sentence
 from tests.helpers.batches import MASK, PADDED
 from tests.helpers.hooks import see_all, steer
 from tests.helpers.support import DRAFTS, PROMPT, plain, results_of

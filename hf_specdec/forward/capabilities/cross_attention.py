@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.errors import first_line
-from hf_specdec.forward.capabilities.reference import ProbeFailed
+from hf_specdec.forward.capabilities.attempts import ProbeFailed
 
 
 @torch.no_grad()

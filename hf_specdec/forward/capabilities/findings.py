@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
+from hf_specdec.forward.capabilities.attempts import ProbeFailed
 from hf_specdec.forward.capabilities.cross_attention import reason_against_states
 from hf_specdec.forward.capabilities.probe import Capability, probe, untried
 from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
-from hf_specdec.forward.capabilities.reference import ProbeFailed
+from hf_specdec.forward.capabilities.reference import module_tensors
 from hf_specdec.forward.target.model_runner import Tier
 
 Finding = TypeVar("Finding")
@@ -143,7 +144,7 @@ def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding
     So are states that modules keep (RecurrentGemma). Where only other threads have drawn numbers in the meantime,
     theirs are not drawn again.
     """
-    device, states = compat.input_device(model), _tensors_of_modules(model)
+    device, states = compat.input_device(model), module_tensors(model)
     with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model):
         before = random_states(device)
         try:
@@ -155,13 +156,3 @@ def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding
             for module, name, tensor in states:
                 if vars(module).get(name) is not tensor:
                     setattr(module, name, tensor)
-
-
-def _tensors_of_modules(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
-    """Tensors that are plain attributes: neither weights nor buffers, but what forwards leave to the next ones."""
-    return [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor)
-    ]

@@ -1,8 +1,10 @@
-"""What a model can do, found by trying: a few tokens as a tree against the same tokens in sequence, then a rollback.
+"""Tier of a model, found by trying: a few tokens as a tree, a rollback, then some in sequence.
 
-Never a list of model names. The reference is the model as plain `generate` drives it: a prompt, then token by token.
+Logits, and in the end all that the cache holds, are compared with a reference: the model as plain `generate` drives it,
+a prompt and then token by token. Never a list of model names.
 """
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,19 +16,17 @@ from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.masks import has_table_with_window
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.reference import (
-    REFUSALS,
-    ProbeFailed,
+    Reference,
     arguments,
-    compare,
     encoded,
+    module_tensors,
     reference,
-    sentence,
     tokens_of,
-    tolerance_of,
-    tried,
 )
+from hf_specdec.forward.capabilities.tolerance import Tolerance, tolerance_of
 from hf_specdec.forward.target.adapters import adapter_of, lacks_hooks, takes_positions
 from hf_specdec.forward.target.model_runner import ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
@@ -76,17 +76,18 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
     try:
         if model.config.is_encoder_decoder:
             encoder_kwargs = encoder_kwargs or tried(lambda _: encoded(model))
+        sample = functools.cache(lambda attempt: _Sample(model, encoder_kwargs or {}, attempt))
         if why_not_tree is None:
             try:
-                error = tried(lambda attempt: _try_tree(model, encoder_kwargs or {}, attempt))
+                error = tried(lambda attempt: _try_tree(sample(attempt)))
                 _check_rows(model, encoder_kwargs)
-                return verifies_trees(model, error)
+                return _found(model, "tree", "a tree of tokens gives the logits of the same tokens in sequence", error)
             except REFUSALS as exception:
                 why_not_tree = sentence(exception)
         if compat.counts_padding_out(model):
             reason = "its positions count a token of padding in a text otherwise than plain decoding"
             raise UnsupportedModelError(reason)
-        error = tried(lambda attempt: _try_chain(model, encoder_kwargs or {}, attempt))
+        error = tried(lambda attempt: _try_chain(sample(attempt)))
         return _found(model, "chain", f"several tokens in sequence work; no tree: {why_not_tree}", error)
     except REFUSALS as exception:
         reason = f"several tokens in one forward do not work: {sentence(exception)}"
@@ -95,11 +96,6 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
         elif compat.rounds_tokens_together(model):
             reason += " (its int8 layers round a token by the outliers of others; llm_int8_threshold=0.0 does not)"
         return _found(model, "plain", reason)
-
-
-def verifies_trees(model: PreTrainedModel, error: float) -> Capability:
-    """What holds for a model whose trees were right, but for `error`."""
-    return _found(model, "tree", "a tree of tokens gives the logits of the same tokens in sequence", error)
 
 
 def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
@@ -141,68 +137,92 @@ def _check_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -
         raise UnsupportedModelError(reason)
 
 
-def _try_tree(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:
-    prompt, t = tokens_of(model, attempt)
+class _Sample:
+    """A text, computed plainly once for a tree and a chain.
+
+    Attributes:
+        prompt, coming: its token ids; the first three of `coming` are computed, the others are wrong ones.
+    """
+
+    def __init__(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> None:
+        self.model, self.encoder_kwargs = model, encoder_kwargs
+        self.prompt, self.coming = tokens_of(model, attempt)
+        self.wanted, self.tolerance = known_text(model, encoder_kwargs, self.prompt, self.coming[:3])
+
+    def begin(self, tier: Tier) -> tuple[ModelRunner, TokenBuffer]:
+        """A runner that has read the prompt, and the text with its first token."""
+        target, text = runner_of(self.model, self.encoder_kwargs, self.prompt, tier)
+        if target.tier != tier:
+            raise UnsupportedModelError("its cache holds states beside keys and values")
+        target.prefill()
+        text.append(self.coming[0])
+        return target, text
+
+    def compare(self, rows: torch.Tensor, first: int) -> float:
+        """The error of `(n, vocab_size)` logits after `coming[first]` and the tokens that follow it."""
+        wanted = self.wanted.logits[0, first : first + len(rows)]
+        return self.tolerance.check_logits(rows.float(), wanted)
+
+    def compare_states(self, target: ModelRunner) -> None:
+        """Check what is in the caller's cache once the three tokens are read."""
+        target.close()
+        self.tolerance.check_states(target.cache.handed_out, self.wanted.cache)
+
+    def compare_modules(self) -> None:
+        """Check states that modules keep beside the cache, of fixed shape, where the last token read is the text's."""
+        found = [tensor for _, _, tensor in module_tensors(self.model)]
+        pairs = [pair for pair in zip(found, self.wanted.kept, strict=False) if pair[0].shape == pair[1].shape]
+        self.tolerance.check_states([own for own, _ in pairs], [wanted for _, wanted in pairs], kept_by="modules")
+
+
+def _try_tree(sample: _Sample) -> float:
+    """A tree that grows by one node, a rollback, and a chain; the right nodes are amid wrong ones."""
+    t, (target, text) = sample.coming, sample.begin("tree")
     builder = TreeBuilder(t[0])
-    a, b = builder.add(0, t[1]), builder.add(0, t[2])
-    builder.add(a, t[3]), builder.add(a, t[4])
-    young = builder.build()
-    d = builder.add(b, t[5])
-    paths = [[t[0], t[1], t[3]], [t[0], t[1], t[4]], [t[0], t[2], t[5]]]
-    wanted = reference(model, encoder_kwargs, prompt, paths)
-    target, text = runner_after(model, encoder_kwargs, prompt, "tree")
-    if target.tier != "tree":
-        raise UnsupportedModelError("its cache holds states beside keys and values")
-    text.append(t[0])
-    rows = target.forward([young])[0]
-    rows = torch.cat([rows, target.forward([builder.build()])[0]]).float()  # some models drop the mask of one token
-    order = [[0, a, 3], [0, a, 4], [0, b, d]]
-    tolerance = tolerance_of(model, encoder_kwargs, prompt, t)
-    error = compare(rows[torch.tensor(order, device=rows.device)], wanted, tolerance)
-    target.commit([[0, b, d]])
-    return max(error, _continue(model, encoder_kwargs, target, text, [t[2], t[5]], t[6:8], tolerance))
+    wrong, right = builder.add(0, t[3]), builder.add(0, t[1])
+    builder.add(wrong, t[4])
+    rows = target.forward([builder.build()])[0]
+    error = sample.compare(rows[[0, right]], 0)
+    builder.add(right, t[2])
+    error = max(error, sample.compare(target.forward([builder.build()])[0], 2))  # some drop the mask of one token
+    target.commit([[0, right]])
+    text.append(t[1]), text.append(t[2])
+    error = max(error, sample.compare(target.forward([DraftTree.chain(t[2], [t[5]])])[0][:1], 2))
+    target.commit([[0]])
+    sample.compare_states(target)
+    return error
 
 
-def _try_chain(model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> float:
-    prompt, t = tokens_of(model, attempt)
-    wanted = reference(model, encoder_kwargs, prompt, [t[:6]])
-    target, text = runner_after(model, encoder_kwargs, prompt, "chain")
-    text.append(t[0])
-    tolerance = tolerance_of(model, encoder_kwargs, prompt, t)
-    error = compare(target.forward([DraftTree.chain(t[0], t[1:3])])[0][None].float(), wanted[:, :3], tolerance)
-    target.commit([[0, 1, 2]])
-    for token in t[1:4]:
-        text.append(token)
-    rows = target.forward([DraftTree.chain(t[3], [*t[4:6], t[0]])])[0][None].float()
-    error = max(error, compare(rows[:, :3], wanted[:, 3:], tolerance))
+def _try_chain(sample: _Sample) -> float:
+    """A chain whose drafts are rejected, and one that is kept whole."""
+    t, (target, text) = sample.coming, sample.begin("chain")
+    error = sample.compare(target.forward([DraftTree.chain(t[0], t[3:5])])[0][:1], 0)
+    target.commit([[0]])
+    text.append(t[1])
+    error = max(error, sample.compare(target.forward([DraftTree.chain(t[1], t[2:3])])[0], 1))
     target.commit([[0, 1]])
-    return max(error, _continue(model, encoder_kwargs, target, text, [t[4]], t[6:8], tolerance))
+    sample.compare_states(target)
+    sample.compare_modules()
+    return error
 
 
-def _continue(
-    model: PreTrainedModel,
-    encoder_kwargs: dict[str, Any],
-    target: ModelRunner,
-    text: TokenBuffer,
-    accepted: list[int],
-    more: list[int],
-    tolerance: float,
-) -> float:
-    """After a commit, two further tokens must come out as if nothing had ever been rejected."""
-    for token in [*accepted, more[0]]:
-        text.append(token)
-    rows = target.forward([DraftTree.chain(more[0], more[1:])])[0][None].float()
-    length = target.input_ids.shape[1]
-    wanted = reference(model, encoder_kwargs, text.tokens[:length], [[*text.tokens[length:], *more[1:]]])
-    return compare(rows, wanted[:, -2:], tolerance)
+def known_text(
+    model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], coming: list[int]
+) -> tuple[Reference, Tolerance]:
+    """What plain generation computes of one text, and how far from it rounding may lead."""
+    ids = torch.tensor([prompt + coming], device=compat.input_device(model))
+
+    def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:
+        return reference(model, arguments(model, first, encoder_kwargs), first, rest)
+
+    known = read(ids[:, : len(prompt)], ids[:, len(prompt) :])
+    return known, tolerance_of(model, known, lambda whole: read(whole, whole[:, :0]))
 
 
-def runner_after(
+def runner_of(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
 ) -> tuple[ModelRunner, TokenBuffer]:
-    """What drives a model that has read all of `prompt`, and the text that goes with it."""
+    """A runner of a model that has `prompt` to read, and the text that goes with it."""
     ids = torch.tensor([prompt], device=compat.input_device(model))
     text = TokenBuffer(ids, room=16)
-    target = ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier)
-    target.prefill()
-    return target, text
+    return ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier), text

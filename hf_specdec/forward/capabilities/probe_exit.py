@@ -10,17 +10,9 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.forward.capabilities.probe import runner_after
-from hf_specdec.forward.capabilities.reference import (
-    REFUSALS,
-    Mismatch,
-    compare,
-    reference,
-    sentence,
-    tokens_of,
-    tolerance_of,
-    tried,
-)
+from hf_specdec.forward.capabilities.attempts import REFUSALS, Mismatch, sentence, tried
+from hf_specdec.forward.capabilities.probe import known_text, runner_of
+from hf_specdec.forward.capabilities.reference import tokens_of
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.target.model_runner import Tier
 
@@ -61,11 +53,13 @@ def _without_resuming(model: PreTrainedModel, layers: int, tier: Tier, reason: s
 def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resumes: bool) -> None:
     """Two rounds; in the first of a tree, a branch beside the first one is accepted, so that columns move."""
     prompt, t = tokens_of(model, attempt)
-    target, text = runner_after(model, {}, prompt, tier)
+    coming = [t[0], t[2], t[3], t[5], t[6]]
+    wanted, tolerance = known_text(model, {}, prompt, coming)
+    target, text = runner_of(model, {}, prompt, tier)
+    target.prefill()
     device = target.input_ids.device
     runner = ExitRunner(model, layers, num_rows=1, takes_trees=tier == "tree", resumes=resumes, device=device)
     runner.bind(target)
-    tolerance = tolerance_of(model, {}, prompt, t)
     text.append(t[0])
     builder = TreeBuilder(t[0])
     runner.score([builder.build()])
@@ -76,14 +70,12 @@ def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resum
     for node in beside:
         builder.add(node, t[4])
     rows = target.forward([builder.build()])[0]
-    wanted = reference(model, {}, prompt, [[t[0], t[2], t[3]]])
-    compare(rows[path][None].float(), wanted, tolerance)
+    tolerance.check_logits(rows[path].float(), wanted.logits[0, :3])
     target.commit([path])
     for token in (t[2], t[3], t[5]):
         text.append(token)
     runner.score([DraftTree.chain(t[5])])
     rows = target.forward([DraftTree.chain(t[5], [t[6]])])[0]
-    wanted = reference(model, {}, prompt, [[t[0], t[2], t[3], t[5], t[6]]])
-    compare(rows[None].float(), wanted[:, 3:], tolerance)
+    tolerance.check_logits(rows.float(), wanted.logits[0, 3:])
     if runner.num_resumed != (2 if resumes else 0):
         raise Mismatch("a verify pass did not go on from them")

@@ -10,22 +10,15 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.forward.capabilities.reference import (
-    REFUSALS,
-    arguments,
-    compare,
-    encoded,
-    plain_logits,
-    sentence,
-    tokens_of,
-    tolerance_of,
-    tried,
-)
+from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
+from hf_specdec.forward.capabilities.reference import Reference, arguments, encoded, reference, tokens_of
+from hf_specdec.forward.capabilities.tolerance import tolerance_of
 from hf_specdec.forward.target.inputs import rows_of
 from hf_specdec.forward.target.model_runner import ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 
 PADDING = 3  # tokens in front of the second row
+NUM_COMING = 3  # tokens of each row that are computed
 
 
 @torch.no_grad()
@@ -42,45 +35,57 @@ def probe_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any
     return None
 
 
-def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None, attempt: int) -> float:
+def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None, attempt: int) -> None:
+    """Two steps, before the second of which the rows differ in length; then what both lack."""
     prompt, t = tokens_of(model, attempt)
     if model.config.is_encoder_decoder:
         encoder_kwargs = encoder_kwargs or encoded(model)
-    padded = [prompt, _padded(model, prompt)]
-    ids = torch.tensor(padded, device=compat.input_device(model))
-    coming = [t[:5], t[2:7]]
-    wanted = plain_logits(model, _arguments(model, ids, encoder_kwargs), ids, torch.tensor(coming, device=ids.device))
+    ids = torch.tensor([prompt, _padded(model, prompt)], device=compat.input_device(model))
+    coming = [t[:NUM_COMING], t[2 : 2 + NUM_COMING]]
+
+    def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:
+        return reference(model, _arguments(model, first, encoder_kwargs), first, rest)
+
+    wanted = read(ids, ids.new_tensor(coming))
+    tolerance = tolerance_of(model, wanted, lambda whole: read(whole, whole[:, :0]))
     texts = [TokenBuffer(ids[row : row + 1], room=16) for row in range(2)]
-    target = ModelRunner(
-        model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), texts, tier=tier, keep_cache=False
-    )
+    target = ModelRunner(model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), texts, tier=tier)
     target.prefill()
-    tolerance = tolerance_of(model, encoder_kwargs or {}, prompt, t)
-    error = 0.0
     done = [0, 0]  # tokens of `coming` before each row's root
-    for accepted in ((2, 0), (0, 1), (0, 0)):
+    for accepted in ((1, 0), (0, 0)):
         trees = []
         for row, text in enumerate(texts):
-            while len(text) < len(prompt) + done[row] + 1:
-                text.append(coming[row][len(text) - len(prompt)])
+            _extend(text, prompt, coming[row][: done[row] + 1])
             trees.append(_tree(coming[row][done[row] :], wrong=t[7], as_tree=target.tier == "tree"))
         logits = target.forward([tree for tree, _ in trees])
         for row, (_, path) in enumerate(trees):
-            expected = wanted[row, done[row] : done[row] + len(path)]
-            error = max(error, compare(logits[row][path].float(), expected, tolerance))
+            expected = wanted.logits[row, done[row] : done[row] + len(path)]
+            tolerance.check_logits(logits[row][path].float(), expected)
         target.commit([path[: count + 1] for (_, path), count in zip(trees, accepted, strict=True)])
         done = [before + count + 1 for before, count in zip(done, accepted, strict=True)]
-    return error
+    if target.tier == "chain":  # columns are compared by what attends to them, states are not
+        for row, text in enumerate(texts):
+            _extend(text, prompt, coming[row])
+        target.catch_up(len(prompt) + NUM_COMING + 1)
+        target.close()
+        tolerance.check_states(target.cache.handed_out, wanted.cache)
+
+
+def _extend(text: TokenBuffer, prompt: list[int], coming: list[int]) -> None:
+    """Let a text hold these tokens after its prompt."""
+    for token in coming[len(text) - len(prompt) :]:
+        text.append(token)
 
 
 def _tree(coming: list[int], *, wrong: int, as_tree: bool) -> tuple[DraftTree, list[int]]:
-    """A tree with up to two of the right tokens and a wrong one, and the right one's nodes."""
+    """A tree or a chain of the right tokens and a wrong one, and the right ones' nodes."""
     builder, path = TreeBuilder(coming[0]), [0]
     if as_tree:
         builder.add(0, wrong)
-    for token in coming[1:3]:
+    for token in coming[1:]:
         path.append(builder.add(path[-1], token))
-    builder.add(path[-1], wrong)
+    if not as_tree:
+        builder.add(path[-1], wrong)
     return builder.build(), path
 
 

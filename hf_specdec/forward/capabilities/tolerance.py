@@ -1,0 +1,105 @@
+"""How far from the reference another way of computing may be: the measure of the probes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.cache.contents import contents
+from hf_specdec.forward.capabilities.attempts import Mismatch, ProbeFailed
+from hf_specdec.forward.capabilities.reference import Reference
+
+RECENT = 5  # tokens that a convolution's state may hold
+EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # relative to the largest logit, or to a state's norm
+TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
+LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision instructions round oftener than others
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What rounding can explain.
+
+    Attributes:
+        logits (`float`): difference of a logit, over the largest one.
+        states (`float`): norm of the difference of a tensor in the cache, over the tensor's norm.
+    """
+
+    logits: float = EXACT
+    states: float = EXACT
+
+    def check_logits(self, rows: torch.Tensor, wanted: torch.Tensor) -> float:
+        """The error of logits; raises where rounding cannot explain it.
+
+        Raises:
+            Mismatch: the logits differ, or are of another shape.
+            ProbeFailed: there is nothing to compare with.
+        """
+        if bool(wanted.isnan().any()):
+            raise ProbeFailed("its logits are NaN")
+        if rows.shape != wanted.shape:
+            raise Mismatch(f"{tuple(rows.shape)} logits instead of {tuple(wanted.shape)}")
+        error = _logit_error(rows, wanted)
+        if not error <= self.logits:
+            raise Mismatch(f"logits differ by {error:.1g} of the largest")
+        return error
+
+    def check_states(self, found: Any, wanted: Any, *, kept_by: str = "the cache") -> None:
+        """Raise where rounding cannot explain how the tensors in two caches, or lists, of the same text differ.
+
+        Raises:
+            Mismatch: tensors differ, or are of other shapes.
+        """
+        error = _state_error(found, wanted)
+        if not error <= self.states:
+            raise Mismatch(f"states in {kept_by} differ by {error:.1g} of their norm")
+
+
+def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch.Tensor], Reference]) -> Tolerance:
+    """In half precision a multiple of what another split of the text does to its logits and states, by two forwards.
+
+    It stays below what another prompt does to the logits, lest a forward that forgets the prompt pass for exact.
+
+    Args:
+        known: the reference, computed token by token.
+        read: computes a text of as many rows at once.
+    """
+    if _rounds_exactly(model):
+        return Tolerance()
+    prompt, coming = known.prompt, known.coming
+    at_once = read(torch.cat([prompt, coming], dim=1))
+    other = torch.cat([coming[:, -1:].expand(-1, prompt.shape[1] - RECENT), prompt[:, -RECENT:], coming[:, :1]], dim=1)
+    influence = _logit_error(read(other).logits, known.logits[:, :1])
+    rounding = max(torch.finfo(model.dtype).eps, TF32)
+    least = max(2 * rounding, LEAST_INEXACT)
+    of_logits = min(least, max(influence / NOISE_FACTOR, rounding / 2))
+    noise = _logit_error(at_once.logits, known.logits[:, -1:])
+    return Tolerance(
+        min(max(NOISE_FACTOR * noise, of_logits), MOST_INEXACT),
+        min(max(NOISE_FACTOR * _state_error(at_once.cache, known.cache), least), MOST_INEXACT),
+    )
+
+
+def _rounds_exactly(model: PreTrainedModel) -> bool:
+    """Whether rounding changes nothing by more than `EXACT`."""
+    is_wide = model.dtype in (torch.float32, torch.float64)
+    return is_wide and torch.get_float32_matmul_precision() == "highest"
+
+
+def _logit_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference over the largest logit."""
+    return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
+
+
+def _state_error(cache: Any, wanted: Any) -> float:
+    """Largest norm of the difference of two tensors over the norm of the one that is wanted."""
+    own, others = list(contents(cache)), list(contents(wanted))
+    if [tensor.shape for tensor in own] != [tensor.shape for tensor in others]:
+        return math.inf
+    errors = [
+        float((state.float() - other.float()).norm() / other.float().norm().clamp(min=1e-6))
+        for state, other in zip(own, others, strict=True)
+    ]
+    return math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
