@@ -4,6 +4,7 @@ Such code may keep, drop or change columns in any way, so that nothing can be sa
 """
 
 import os
+from abc import ABC
 from types import FunctionType
 from typing import Any
 
@@ -35,7 +36,7 @@ def foreign_code(cache: Any) -> str | None:
 def _foreign_code_of(cls: type) -> str | None:
     """The class's name or that of one of its methods."""
     for base in cls.__mro__:
-        if not base.__module__.startswith(("transformers.", "abc", "builtins")):
+        if base not in (object, ABC) and not base.__module__.startswith("transformers."):
             return cls.__name__
         for name, value in vars(base).items():
             if not _is_library_code(value):

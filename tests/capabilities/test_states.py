@@ -1,4 +1,4 @@
-"""Recurrent and convolution states after forwards of several tokens: those of one token at a time, or plain decoding."""
+"""Recurrent and convolution states after forwards of several tokens are those of one token at a time."""
 
 from typing import Any
 

@@ -317,16 +317,13 @@ def test_a_model_that_cannot_be_left_early_is_refused(zoo: Callable[[str], Any],
 
 
 @pytest.mark.parametrize("layer", [None, tf.cache_utils.DynamicLayer], ids=["cache", "layer"])
-def test_a_cache_of_a_class_of_its_own_is_refused_and_leaves_a_default_aside(model: Any, layer: Any) -> None:
+def test_a_cache_of_a_class_of_its_own_is_decoded_over_plainly(model: Any, layer: Any) -> None:
     cache = type("OwnCache", (tf.DynamicCache,), {})() if layer is None else tf.DynamicCache()
     if layer is not None:
         cache.layers = [type("OwnLayer", (layer,), {})() for _ in range(model.config.num_hidden_layers)]
-    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, CACHE: cache}
-    with pytest.raises(ConfigError, match=f"must be unset with this {type(cache).__name__}, which.*is 1"):
-        exits(model, config={**CHAIN, "exit_layer": 1}, **{CACHE: cache})
-    config = tf.GenerationConfig(spec_method="draft_model", spec_config={"exit_layer": 1}, pad_token_id=0)
-    expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False)
-    assert torch.equal(model.generate(PROMPT, generation_config=config, **call), expected)
+    output = exits(model, config={**CHAIN, "exit_layer": 1}, **{CACHE: cache})
+    assert output[CACHE] is cache
+    assert "its cache has code of its own (Own" in output.spec_stats.plain_reason
 
 
 def test_a_model_whose_layers_cannot_be_found_is_refused() -> None:
