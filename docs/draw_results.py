@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from hf_specdec.tools.bench import read_document, write_page
-from hf_specdec.tools.bench.captions import facts, panels
+from hf_specdec.tools.bench.speeds import panels
+from hf_specdec.tools.bench.tables import facts
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent / "images" / "auto-by-task.svg"

@@ -13,17 +13,16 @@ from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.bench import naming
 from hf_specdec.tools.bench import replay_rows as replay_rows_module
-from hf_specdec.tools.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.tools.bench.cost import measure_cost
-from hf_specdec.tools.bench.document import check_document_file, read_document, summarize_again, write_document
-from hf_specdec.tools.bench.journal import Journal
+from hf_specdec.tools.bench.document import check_document_file, write_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import WATCHED_ROUND
 from hf_specdec.tools.bench.plots import plot_document
 from hf_specdec.tools.bench.replay import Record
 from hf_specdec.tools.bench.replay_rows import replay_rows
 from hf_specdec.tools.bench.rows import REFERENCE
-from hf_specdec.tools.bench.tables import markdown, tables
+from hf_specdec.tools.bench.speeds import NOT_EQUAL, summarize_again
+from hf_specdec.tools.bench.tables import facts, markdown, notes, read_document, tables
 from tests.bench.conftest import ROWS
 
 HEADER = {"date", "hardware", "device", "threads", "versions", "commit", "load_average"}
@@ -76,33 +75,15 @@ def test_writing_and_reading_give_the_same(measured: dict[str, Any], tmp_path: P
     assert [file.name for file in tmp_path.iterdir()] == ["bench.json"]
 
 
-def test_json_lines_hold_the_same_document(measured: dict[str, Any], tmp_path: Path) -> None:
-    file = tmp_path / "bench.jsonl"
-    write_document(measured, file)
-    assert read_document(file) == measured
+@pytest.mark.parametrize("kind", ["measured", "cost", "replayed"])
+def test_json_lines_hold_the_same_document(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A line for each visit of a model, so that a difference of two files is read line by line."""
+    file, document = tmp_path / "bench.jsonl", request.getfixturevalue(kind)
+    write_document(document, file)
+    assert read_document(file) == document
     assert [path.name for path in tmp_path.iterdir()] == ["bench.jsonl"]
-
-
-def test_a_journal_that_was_cut_off_holds_all_whole_visits(document: dict[str, Any], tmp_path: Path) -> None:
-    """Each save appends a line; what a kill leaves of the last one is dropped, and a new journal goes on from there."""
-    (entry,), file = document["models"], tmp_path / "bench.jsonl"
-    records = entry["records"]
-    entry.update(records=records[:4])
-    journal = Journal(file)
-    journal.save(document)
-    entry.update(records=records[:8])
-    journal.save(document)
-    assert len(file.read_text().splitlines()) == 3
-    file.write_text(file.read_text()[:-30])
-    left = read_document(file)
-    assert left["models"][0]["records"] == records[:4]
-    assert not left["is_complete"]
-    again = Journal(file)
-    left["models"][0].update(records=records)
-    again.save(left)
-    again.close(left | {"is_complete": True})
-    whole = read_document(file)
-    assert whole["is_complete"] and whole["models"][0]["records"] == records
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [len(line["records"]) for line in lines[1:-1]] == ([4] * 24 if kind == "measured" else [])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"document": {"models": []}}\n{"model": 0}\n', '{"document"'])
@@ -188,9 +169,9 @@ def test_what_is_missing_is_said(document: dict[str, Any]) -> None:
 
 def test_the_cost_curve_begins_at_one(cost: dict[str, Any]) -> None:
     assert json.loads(json.dumps(cost)) == cost
-    (entry,) = cost["models"]
-    assert [curve["context_length"] for curve in entry["curves"]] == [16, 32]
-    for curve in entry["curves"]:
+    (table,) = cost["tables"]
+    assert [curve["context_length"] for curve in table["rows"]] == [16, 32]
+    for curve in table["rows"]:
         assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 8]
         assert curve["points"][0]["ratio"]["median"] == 1.0
         assert all(point["seconds"] > 0 for point in curve["points"])
@@ -204,20 +185,28 @@ def test_a_context_that_does_not_fit_is_an_error(loaded: LoadedModel) -> None:
         measure_cost([loaded], num_tokens=(2, 4), rounds=2)
 
 
+def drafters(document: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Results by a row's name and its number of nodes."""
+    (table,) = document["tables"]
+    return {
+        row["name"]: {int(name[1:]): point for name, point in row.items() if name != "name"} for row in table["rows"]
+    }
+
+
 def test_a_replay_has_a_curve_over_the_nodes(replayed: dict[str, Any]) -> None:
     assert json.loads(json.dumps(replayed)) == replayed
-    trees = replayed["drafters"]["prompt_lookup, 8 branches"]
-    assert [point["num_nodes"] for point in trees] == [8, 16, 32, 64]
-    assert replayed["drafters"]["prompt_lookup, chain"][0]["tokens_per_step"] > 2
+    rows = drafters(replayed)
+    assert list(rows["prompt_lookup, 8 branches"]) == [8, 16, 32, 64]
+    assert rows["prompt_lookup, chain"][10]["tokens_per_step"] > 2
     assert "transformers prompt lookup" in markdown(replayed)
 
 
 def test_a_replay_takes_rows_by_name() -> None:
     records = [Record([5, 6, 5, 6], [5, 6, 5, 6])]
     names = ["prompt_lookup=[4]", "hf_specdec.methods.plain.drafter:PlainDrafter"]
-    drafters = replay_rows(records, names)["drafters"]
-    assert list(drafters)[1:] == names
-    assert drafters[names[1]][0]["tokens_per_step"] == 1.0
+    rows = drafters(replay_rows(records, names))
+    assert list(rows)[1:] == names
+    assert rows[names[1]][8]["tokens_per_step"] == 1.0
     with pytest.raises(ConfigError, match="must be a Drafter"):
         replay_rows(records, ["tests.bench.wrong_rows:HonestCandidates"])
     with pytest.raises(ConfigError, match="at least one"):
@@ -228,18 +217,18 @@ def test_a_method_that_remembers_is_replayed_with_and_without() -> None:
     """Two answers that are alike: the second is drafted from the first, unless every answer stands alone."""
     records = [Record([1, 2], [3, 4, 5, 6, 7, 8]), Record([9, 2], [3, 4, 5, 6, 7, 8])]
     names = ["prompt_lookup:pool=shared", "prompt_lookup"]
-    drafters = replay_rows(records, names)["drafters"]
-    assert list(drafters)[1:] == [names[0], f"{names[0]}, each answer alone", names[1]]
-    shared, alone, without = (drafters[name][-1]["num_steps"] for name in list(drafters)[1:])
+    rows = drafters(replay_rows(records, names))
+    assert list(rows)[1:] == [names[0], f"{names[0]}, each answer alone", names[1]]
+    shared, alone, without = (rows[name][max(rows[name])]["num_steps"] for name in list(rows)[1:])
     assert shared < alone == without == 10
 
 
 def test_methods_are_replayed_over_the_number_of_nodes() -> None:
     records = [Record([5, 6, 5, 6], [5, 6, 5, 6])]
-    drafters = replay_rows(records, ["lookahead", "token_recycling"])["drafters"]
-    assert [point["num_nodes"] for point in drafters["lookahead"]] == [8, 16, 28]
-    assert [point["num_nodes"] for point in drafters["token_recycling"]] == [8, 16, 32, 64, 80]
-    assert drafters["token_recycling"][-1]["tokens_per_step"] == 1.0
+    rows = drafters(replay_rows(records, ["lookahead", "token_recycling"]))
+    assert list(rows["lookahead"]) == [8, 16, 28]
+    assert list(rows["token_recycling"]) == [8, 16, 32, 64, 80]
+    assert rows["token_recycling"][80]["tokens_per_step"] == 1.0
     assert any(line.startswith("lookahead learns from logits") for line in notes(replay_rows(records, ["lookahead"])))
     with pytest.raises(ConfigError, match="from the text alone"):
         replay_rows(records, ["draft_model"])
@@ -250,7 +239,7 @@ def test_a_new_method_is_replayed_by_default(monkeypatch: pytest.MonkeyPatch) ->
     for module in (naming, replay_rows_module):
         monkeypatch.setattr(module, "METHODS", {**METHODS, "brand_new": added})
     monkeypatch.setattr(naming, "resolve", {**METHODS, "brand_new": added}.__getitem__)
-    assert "brand_new" in replay_rows([Record([5, 6, 5, 6], [5, 6, 5, 6])])["drafters"]
+    assert "brand_new" in drafters(replay_rows([Record([5, 6, 5, 6], [5, 6, 5, 6])]))
 
 
 FIGURES = {

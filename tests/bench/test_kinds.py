@@ -10,11 +10,10 @@ import pytest
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.bench import cost, drafting, many, precisions, replay_rows, steps
-from hf_specdec.tools.bench.captions import notes
-from hf_specdec.tools.bench.document import read_document, write_document
+from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plots import plot_document
-from hf_specdec.tools.bench.tables import markdown
+from hf_specdec.tools.bench.tables import markdown, notes, read_document
 from hf_specdec.tools.cli import bench_models
 from tests.cli.conftest import Run, run
 
@@ -30,7 +29,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "replay": ("--replay", "answers.jsonl", "--row", "prompt_lookup", "--row", "lookahead"),
 }
 PARTS: dict[str, tuple[Any, str]] = {
-    "cost": (cost, "_cycles"),
+    "cost": (cost, "_points"),
     "many": (many, "_measured"),
     "precisions": (precisions, "compare_tokens"),
     "drafting": (drafting, "_transformers_steps"),
@@ -61,16 +60,9 @@ def interrupting(real: Callable[..., Any], after: int) -> Callable[..., Any]:
 
 
 def entries(document: dict[str, Any]) -> int:
-    """How many of its entries a document has."""
-    match document["kind"]:
-        case "cost":
-            return len(document["models"][0]["curves"])
-        case "drafting":
-            return len(document["prompt_lookup"])
-        case "replay":
-            return len(document["drafters"]) - 1  # transformers' rule is one more
-        case kind:
-            return len(document["steps" if kind == "steps" else "rows"])
+    """How many rows of its last table a document has."""
+    rows = document["tables"][-1]["rows"]
+    return len(rows) - (document["kind"] == "replay")  # transformers' rule is one more
 
 
 @pytest.mark.usefixtures("tiny")
@@ -108,10 +100,11 @@ def test_a_model_without_a_curve_is_left_out_of_what_is_kept(
 ) -> None:
     models = [loaded, dataclasses.replace(loaded, name="other")]
     kept: list[dict[str, Any]] = []
-    monkeypatch.setattr(cost, "_cycles", interrupting(cost._cycles, after))
+    monkeypatch.setattr(cost, "_points", interrupting(cost._points, after))
     with pytest.raises(KeyboardInterrupt):
         cost.measure_cost(models, context_lengths=(8, 16), num_tokens=(1, 2), rounds=1, save=kept.append)
-    assert [len(entry["curves"]) for entry in kept[-1]["models"]] == curves
+    assert [len(table["rows"]) for table in kept[-1]["tables"]] == curves
+    assert len(kept[-1]["models"]) == len(curves)
     assert len(kept) == after and markdown(kept[-1])
 
 
@@ -154,7 +147,7 @@ def test_figures_of_a_document_without_any_are_refused_before_a_folder_is_made(r
 def test_the_cost_curve_of_this_machine(run: Run) -> None:
     result = run("bench", "--cost", "--rounds", "1", "--context-length", "32", "--json")
     assert result.exit_code == 0, result.stderr
-    ((curve,),) = (entry["curves"] for entry in json.loads(result.stdout)["models"])
+    ((curve,),) = (table["rows"] for table in json.loads(result.stdout)["tables"])
     assert [point["num_tokens"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
@@ -168,12 +161,12 @@ def test_generate_many_and_precisions_and_drafting_have_documents(run: Run, tmp_
 
     file = tmp_path / "bench.json"
     found = document("--many", "--batch-size", "2", "--row", "plain", "--max-new-tokens", "4", "--output", str(file))
-    assert [row["num_equal"] for row in found["rows"]] == [2] and read_document(file) == found
-    rows = document("--precisions", "fp32,bf16", "--row", "plain", "--max-new-tokens", "4", "--rounds", "1")["rows"]
-    assert [row["precision"] for row in rows] == ["fp32", "bf16"]
-    found = document("--drafting", "--context-length", "64")
-    assert [point["context_length"] for point in found["prompt_lookup"]] == [64]
-    assert [point["num_nodes"] for point in found["auto"]] == [8, 16, 32, 64]
+    assert [row["num_equal"] for row in found["tables"][0]["rows"]] == [2] and read_document(file) == found
+    found = document("--precisions", "fp32,bf16", "--row", "plain", "--max-new-tokens", "4", "--rounds", "1")
+    assert [row["precision"] for row in found["tables"][0]["rows"]] == ["fp32", "bf16"]
+    lengths, auto = document("--drafting", "--context-length", "64")["tables"]
+    assert [row["context_length"] for row in lengths["rows"]] == [64]
+    assert [row["num_nodes"] for row in auto["rows"]] == [8, 16, 32, 64]
     shown = run("bench", "--show", str(file))
     assert "over plain batches" in shown.stdout and "2 of 2" in shown.stdout
 
@@ -182,7 +175,7 @@ def test_generate_many_and_precisions_and_drafting_have_documents(run: Run, tmp_
 def test_recorded_answers_are_replayed(run: Run) -> None:
     result = run("bench", "--replay", "answers.jsonl", "--json")
     assert result.exit_code == 0, result.stderr
-    assert "prompt_lookup, chain" in json.loads(result.stdout)["drafters"]
+    assert "prompt_lookup, chain" in [row["name"] for row in json.loads(result.stdout)["tables"][0]["rows"]]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -191,7 +184,6 @@ def test_recorded_answers_are_replayed(run: Run) -> None:
     [
         (("--cost", "--resume", "x.json"), "must be left out with --cost"),
         (("--cost", "--context-length", "4000"), "positions"),
-        (("--cost", "--output", "cost.jsonl"), "must end in .json"),
         (("--cost", "--many"), "must be left out with --cost"),
         (("--precisions", "fp99"), "must be one of"),
         (("--precisions", ""), "must be one of"),

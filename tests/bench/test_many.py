@@ -108,9 +108,10 @@ def test_no_batch_is_drafted_from_its_own_answers(loaded: LoadedModel, monkeypat
 def test_generate_many_is_measured_for_each_method_and_size(loaded: LoadedModel) -> None:
     methods = ["prompt_lookup", "auto"]
     document = measure_many(loaded, PROMPTS, methods, batch_sizes=(1, 2), max_new_tokens=8)
-    found = [(row["row"], row["batch_size"], row["num_equal"], row["num_failed"]) for row in document["rows"]]
+    rows = document["tables"][0]["rows"]
+    found = [(row["row"], row["batch_size"], row["num_equal"], row["num_failed"]) for row in rows]
     assert found == [(name, size, 4, 0) for size in (1, 2) for name in methods]
-    assert all(row["ratio"] > 0 for row in document["rows"])
+    assert all(row["ratio"] > 0 for row in document["tables"][0]["rows"])
     (table,) = tables(document)
     assert [row[4] for row in table.rows] == ["4 of 4"] * 4
 
@@ -145,5 +146,6 @@ def test_a_prompt_that_failed_is_not_equal(loaded: LoadedModel, monkeypatch: pyt
                 yield dataclasses.replace(result, token_ids=result.token_ids[: 3 if result.index == 2 else None])
 
     monkeypatch.setattr(hf_specdec, "generate_many", failing)
-    (row,) = measure_many(loaded, PROMPTS, ["prompt_lookup"], batch_sizes=(2,), max_new_tokens=8)["rows"]
+    document = measure_many(loaded, PROMPTS, ["prompt_lookup"], batch_sizes=(2,), max_new_tokens=8)
+    (row,) = document["tables"][0]["rows"]
     assert (row["num_equal"], row["num_failed"]) == (2, 1)

@@ -14,12 +14,12 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.bench import measure
-from hf_specdec.tools.bench.document import flagged
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import REFERENCE
 from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.speeds import flagged
 from tests.bench.conftest import PROMPTS, ROWS, SETTINGS
 
 NUM_TURNS = sum(len(prompt.turns) for prompt in PROMPTS)

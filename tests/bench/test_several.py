@@ -11,15 +11,14 @@ import pytest
 import hf_specdec
 import hf_specdec.tools.bench.model_run as model_run
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.tools.bench.cost import measure_cost
-from hf_specdec.tools.bench.document import flagged
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import BenchSettings
 from hf_specdec.tools.bench.plots import plot_document
 from hf_specdec.tools.bench.rows import REFERENCE
 from hf_specdec.tools.bench.run import Bench
-from hf_specdec.tools.bench.tables import markdown, tables
+from hf_specdec.tools.bench.speeds import NOT_EQUAL, flagged
+from hf_specdec.tools.bench.tables import facts, markdown, notes, tables
 from tests.bench.conftest import PROMPTS, tiny_llama
 from tests.cli.conftest import Run, run
 
@@ -192,7 +191,7 @@ def test_figures_show_all_models_and_what_an_interrupt_left(document: dict[str, 
 def test_each_model_has_its_cost_curves(models: list[LoadedModel], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cost = measure_cost(models, context_lengths=(8, 16), num_tokens=(1, 2), rounds=1)
-    assert [[curve["context_length"] for curve in entry["curves"]] for entry in cost["models"]] == [[8, 16]] * 2
+    assert [[curve["context_length"] for curve in table["rows"]] for table in cost["tables"]] == [[8, 16]] * 2
     found = {table.title: [row[0] for row in table.rows] for table in tables(cost)}
     assert found == {f"{name}: t(T) / t(1)": ["context of 8", "context of 16"] for name in ("tiny", "other")}
     assert len(plot_document(cost, tmp_path)) == 2

@@ -9,23 +9,24 @@ import torch
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.bench import gpu, gpu_rows
-from hf_specdec.tools.bench.document import read_document, write_document
+from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.gpu_shapes import Selection, Shape
 from hf_specdec.tools.bench.loaded_model import load_model
 from hf_specdec.tools.bench.page import write_page
 from hf_specdec.tools.bench.prompts import default_prompts, spread
 from hf_specdec.tools.bench.steps import measure_steps
-from hf_specdec.tools.bench.tables import markdown, tables
+from hf_specdec.tools.bench.tables import markdown, read_document, tables
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return measure_steps(load_model(device="cpu"), spread(default_prompts(), 2), max_new_tokens=24, num_counted=1)
+    return measure_steps(load_model(device="cpu"), spread(default_prompts(), 2), max_new_tokens=24)
 
 
 @pytest.mark.wide
 def test_a_row_for_each_way_says_what_its_steps_ask(document: dict[str, Any]) -> None:
-    rows = {row["name"]: row for row in document["steps"]}
+    auto_table, operations = document["tables"]
+    rows = {row["name"]: row for row in operations["rows"]}
     plain, auto = rows["plain"], rows["auto, 32 nodes"]
     assert plain["reads"] == 1.0
     assert plain["tokens_per_step"] == 1.0
@@ -37,14 +38,14 @@ def test_a_row_for_each_way_says_what_its_steps_ask(document: dict[str, Any]) ->
     assert rows["draft_model"]["outside"] < plain["outside"] + 20, (
         "what is inside the draft's forwards is no part of it"
     )
-    assert [point["num_nodes"] for point in document["auto"]] == [8, 16, 32, 64]
+    assert [point["num_nodes"] for point in auto_table["rows"]] == [8, 16, 32, 64]
 
 
 @pytest.mark.wide
 def test_its_tables_have_a_line_for_each_row() -> None:
-    document = measure_steps(load_model(device="cpu"), default_prompts()[:1], max_new_tokens=12, num_counted=1)
-    operations, auto = tables(document)
-    assert [row[0] for row in operations.rows] == [row["name"] for row in document["steps"]]
+    document = measure_steps(load_model(device="cpu"), default_prompts()[:1], max_new_tokens=12)
+    auto, operations = tables(document)
+    assert [row[0] for row in operations.rows] == [row["name"] for row in document["tables"][1]["rows"]]
     assert len(auto.rows) == 4
 
 
@@ -57,20 +58,20 @@ def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypat
         ["tiny"],
         device="cpu",
         selection=Selection(num_texts=1, num_prompts=1),
-        keep=lambda so_far: kept.append(len(so_far["shapes"][0]["rows"])),
+        keep=lambda so_far: kept.append(len(so_far["tables"][0]["rows"])),
     )
     write_document(document, tmp_path / "gpu.json")
     again = read_document(tmp_path / "gpu.json")
-    (entry,) = again["shapes"]
-    different = {row["name"] for row in entry["rows"] if not row["equal"]}
+    rows = again["tables"][0]["rows"]
+    different = {row["name"] for row in rows if row["equal"] == "no"}
     assert all(name.startswith("transformers'") and name.endswith("sampled") for name in different), "ours never differ"
-    assert all(row["tokens_per_second"] > 0.0 for row in entry["rows"])
-    ours = [row for row in entry["rows"] if row["plain_reason"] is None and row["mean_acceptance_length"] is not None]
+    assert all(row["tokens_per_second"] > 0.0 for row in rows)
+    ours = [row for row in rows if row["plain_reason"] is None and row["mean_acceptance_length"] is not None]
     expected = {("auto, static cache", 2), ("draft_model", 1), ("eagle3", 2), ("auto+head, static cache, sampled", 1)}
     assert {(row["name"], row["batch"]) for row in ours} >= expected
-    assert 0.0 < entry["bandwidth_share"] < 1.0
+    assert any(note.startswith("tiny: plain decoding at one token reads its weights at ") for note in again["notes"])
     assert "transformers' assistant" in markdown(again)
-    assert kept == [*range(1, len(entry["rows"]) + 1), len(entry["rows"])], "after each row, and at the end"
+    assert kept == [*range(1, len(rows) + 1), len(rows)], "after each row, and at the end"
     (page,) = write_page(again, tmp_path / "gpu.md")
     assert "auto, static cache" in page.read_text()
 
@@ -85,15 +86,11 @@ def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
     assert len(outcome["failed"]) == 1
 
 
-def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: Selection, *batches: int) -> dict[str, Any]:
-    """A shape's entry after these batches of eight tokens, measured by `row`."""
+def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: Selection, *batches: int) -> list[dict[str, Any]]:
+    """Rows of these batches of eight tokens, measured by `row`."""
     monkeypatch.setattr(gpu, "measure_row", row)
-    monkeypatch.setattr(gpu, "SHAPES", {"tiny": Shape(None, dtype="fp32", contexts=(8,))})
-    entry: dict[str, Any] = {"shape": "tiny", "rows": [], "left_out": []}
-    loaded = load_model(device="cpu")
-    for batch in batches:
-        gpu._measure_cell(entry, loaded, selection, batch, 8, lambda: None)
-    return entry
+    shape, loaded = Shape(None, dtype="fp32", contexts=(8,)), load_model(device="cpu")
+    return [found for batch in batches for found in gpu._measured_cell(shape, loaded, selection, batch, 8)]
 
 
 def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +102,9 @@ def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pyt
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
         return {"tokens_per_second": 10.0}, [[1]]
 
-    entry = cells(monkeypatch, row, Selection(), 1, 2, 4)
-    assert {row["batch"] for row in entry["rows"]} == {1, 2}
-    reasons = {(row["name"], row["batch"]): row["reason"] for row in entry["left_out"]}
+    found = cells(monkeypatch, row, Selection(), 1, 2, 4)
+    assert {row["batch"] for row in found if "reason" not in row} == {1, 2}
+    reasons = {(row["name"], row["batch"]): row["reason"] for row in found if "reason" in row}
     assert {name for name, batch in reasons if batch == 2} == {"lookahead", "lookahead, static cache"}
     assert reasons["lookahead", 2] == reasons["plain, eager", 4] == "CUDA out of memory."
     assert reasons["auto", 4] == "no room for plain generate, which it is compared with"
@@ -119,8 +116,7 @@ def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytes
         return {"tokens_per_second": 10.0}, [[1]]
 
     def names_of(*rows: str) -> list[str]:
-        entry = cells(monkeypatch, row, Selection(rows=rows, num_texts=2), 2)
-        return [row["name"] for row in entry["rows"]]
+        return [row["name"] for row in cells(monkeypatch, row, Selection(rows=rows, num_texts=2), 2)]
 
     static = ["plain, static cache", "auto", "auto, static cache"]
     assert names_of("auto*", "plain, static cache") == static
@@ -183,12 +179,11 @@ def test_a_profile_names_what_a_call_asks_of_the_device(tmp_path: Path, monkeypa
     document = gpu.measure_gpu(["tiny"], device="cpu", selection=chosen)
     write_document(document, tmp_path / "gpu.json")
     text = markdown(read_document(tmp_path / "gpu.json"))
-    for row in document["shapes"][0]["rows"]:
-        profile = row["profile"]
-        times = [kernel["seconds"] for kernel in profile["kernels"]]
+    for name, table in zip(("plain, eager", "auto"), document["tables"][2:], strict=True):
+        times = [kernel["seconds"] for kernel in table["rows"]]
         assert times == sorted(times, reverse=True)
-        assert 0.0 < sum(times) <= profile["device_seconds"] <= profile["seconds"]
-        assert f"tiny, {row['name']}, 1 x 8: the device works" in text
+        assert 0.0 < sum(kernel["share"] for kernel in table["rows"]) <= 1.0
+        assert f"tiny, {name}, 1 x 8: the device works" in text
     assert "aten::" in text
 
 
@@ -207,7 +202,7 @@ def test_calls_in_which_graphs_are_made_do_not_count(monkeypatch: pytest.MonkeyP
     row, tokens = gpu_rows.measure_row(load_model(device="cpu"), texts, 11, {"spec_method": "auto"})
     assert calls == [11] * 5 + [1] * 2
     assert row["tokens_per_second"] == pytest.approx(11 / 1.2)
-    assert row["later_token_seconds"] == pytest.approx(0.1)
+    assert row["later_token_ms"] == pytest.approx(100)
     assert (row["first_call_seconds"], row["compile_seconds"], row["later_compile_seconds"]) == (4.2, 4.0, 0.5)
     assert tokens == [[7] * 11] * 3
 
@@ -229,27 +224,26 @@ def test_a_shape_without_room_is_left_out_and_the_others_are_kept(
     def fail_at_the_second(what: str) -> None:
         started.append(what)
         if started.count(what) == 2 and what == stage:
-            assert read_document(output)["shapes"][0]["shape"] == "small"
+            assert read_document(output)["tables"][0]["title"] == "small"
             raise error
 
     def load(**options: Any) -> Any:
         fail_at_the_second("loading the model")
         return real(**options)
 
-    def steps(loaded: Any, *_: Any, **__: Any) -> Any:
+    def steps(*_: Any, **__: Any) -> None:
         fail_at_the_second("what a step costs")
-        return {"steps": [], "auto": []}
 
     monkeypatch.setattr(gpu, "SHAPES", shapes)
     monkeypatch.setattr(gpu, "load_model", load)
-    monkeypatch.setattr(gpu, "measure_steps", steps)
+    monkeypatch.setattr(gpu, "fill_steps", steps)
     monkeypatch.setattr(gpu, "_copy_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(gpu, "_measure_cell", lambda *_: None)
+    monkeypatch.setattr(gpu, "_measured_cell", lambda *_: [])
     gpu.main(output, shape=["small", "large"], device="cpu", num_prompts=1)
-    first, second = read_document(output)["shapes"]
-    assert (first["left_out"], "steps" in first) == ([], True)
+    left_out = {table["title"]: table["rows"] for table in read_document(output)["tables"]}
     reason = str(error).partition("\n")[0]
-    assert second["left_out"] == [{"batch": None, "context": None, "name": stage, "reason": reason}]
+    assert left_out["small, left out"] == []
+    assert left_out["large, left out"] == [{"name": stage, "reason": reason}]
     assert f"| {stage} | - | - | {reason} |" in output.with_suffix(".md").read_text()
 
 

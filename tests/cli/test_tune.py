@@ -56,14 +56,14 @@ def test_tune_measures_every_batch_size_and_says_so_in_json(run: Run, tmp_path: 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     """Have the measurement of this batch size interrupted."""
-    real = tuning._measured
+    real = tuning.time_steps
 
-    def measured(model: Any, costs: Any, rows: int, *args: Any) -> dict[int, float]:
+    def time_steps(*args: Any, rows: int, **kwargs: Any) -> None:
         if rows == batch_size:
             raise KeyboardInterrupt
-        return real(model, costs, rows, *args)
+        real(*args, rows=rows, **kwargs)
 
-    monkeypatch.setattr(tuning, "_measured", measured)
+    monkeypatch.setattr(tuning, "time_steps", time_steps)
 
 
 def test_an_interrupt_keeps_the_batch_sizes_that_were_measured(

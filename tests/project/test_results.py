@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_specdec.tools.bench.captions import panels
-from hf_specdec.tools.bench.document import read_document
 from hf_specdec.tools.bench.page import page_text
+from hf_specdec.tools.bench.speeds import panels
+from hf_specdec.tools.bench.tables import read_document
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

@@ -6,7 +6,7 @@ print(markdown(document))
 """
 
 from hf_specdec.tools.bench.cost import measure_cost
-from hf_specdec.tools.bench.document import Flag, flagged, read_document, write_document
+from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.tools.bench.page import write_page
 from hf_specdec.tools.bench.plan import BenchSettings
@@ -14,7 +14,8 @@ from hf_specdec.tools.bench.plots import plot_document
 from hf_specdec.tools.bench.prompts import Prompt, default_prompts, load_prompts
 from hf_specdec.tools.bench.rows import Row, default_rows, named_rows
 from hf_specdec.tools.bench.run import Bench
-from hf_specdec.tools.bench.tables import markdown
+from hf_specdec.tools.bench.speeds import Flag, flagged
+from hf_specdec.tools.bench.tables import markdown, read_document
 from hf_specdec.tools.bench.widen import check_widening, widen
 
 __all__ = [

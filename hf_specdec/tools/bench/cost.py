@@ -1,8 +1,6 @@
-"""What it costs a machine to verify T tokens at once: the curve t(T)/t(1) at chosen context lengths.
+"""Cost of verifying T tokens at once on a machine: the curve t(T)/t(1) at chosen context lengths.
 
-The engine's own loop runs with a drafter that proposes chains of changing length, so a step costs what a verify step
-costs, mask and positions included, and all lengths take turns over the same context. Models follow one another: a
-curve is of one model. Knows nothing about output.
+All sizes take turns over the same context; models follow one another, since a curve is of one model.
 """
 
 import itertools
@@ -10,21 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
-
-from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
-from hf_specdec.methods.common.drafter import Drafter
-from hf_specdec.tools.bench.document import COST, Save
+from hf_specdec.tools.bench.document import Save, add_table
+from hf_specdec.tools.bench.forward_times import time_steps
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, check_models
 from hf_specdec.tools.bench.statistics import median_with_interval
 
+COST = "cost"
 NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 WARM_UP_CYCLES = 1
+NOTE = "Median of the ratios to one token in the same round; in brackets the 95 % bootstrap interval."
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,53 +62,52 @@ def measure_cost(
     for loaded, length in itertools.product(models, context_lengths):
         positions = max_positions(loaded.model.config)
         if positions is not None and length + room > positions:
-            fits = f"{room} more tokens fit the model's {positions} positions"
-            rule = f"must be at most {positions - room}, so that {fits}"
+            rule = (
+                f"must be at most {positions - room}, so that {room} more tokens fit the model's {positions} positions"
+            )
             raise ConfigError("context_lengths", rule, length, "Choose a shorter context or fewer rounds.")
-    entries: list[dict[str, Any]] = []
-    settings = {"rounds": rounds, "seed": seed}
-    document = new_document(COST, models[0].device, is_complete=False, settings=settings, models=entries)
+    settings = {"rounds": rounds, "seed": seed, "num_tokens": list(num_tokens)}
+    document = new_document(COST, models[0].device, settings=settings, notes=[NOTE])
     jobs = list(itertools.product(models, context_lengths))
     for number, (loaded, length) in enumerate(jobs):
         if progress is not None:
             progress(f"{loaded.label}, context of {length}", number, len(jobs))
-        cycles = _cycles(loaded, length, num_tokens, rounds, seed)
-        curve = {"context_length": length, "points": _points(cycles, num_tokens)}
-        if number % len(context_lengths):
-            entries[-1]["curves"].append(curve)
-        else:
-            entries.append({**model_facts(loaded), "curves": [curve]})
+        points = _points(loaded, length, num_tokens, rounds, seed)
+        if number % len(context_lengths) == 0:
+            document["models"].append(model_facts(loaded))
+            name = f"{loaded.label}: " if len(models) > 1 else ""
+            curves = add_table(document, f"{name}t(T) / t(1)", _columns(num_tokens))
+        curves.append({"context_length": length, "one_ms": 1000 * points[0]["seconds"], "points": points})
         if save is not None:
             save(document)
     document["is_complete"] = True
     return document
 
 
-def _cycles(loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds: int, seed: int) -> list[list[float]]:
-    """Seconds of one verify step for each T, round by round."""
-    generator = torch.Generator().manual_seed(seed)
-    vocab_size = loaded.model.config.get_text_config().vocab_size
-    ids = torch.randint(vocab_size, (1, length), generator=generator).to(loaded.device)
-    num_steps = (rounds + WARM_UP_CYCLES) * len(num_tokens)
+def _columns(num_tokens: Sequence[int]) -> Iterator[tuple[str, str]]:
+    yield "", "context of {context_length}"
+    yield "t(1)", "{one_ms:.2f} ms"
+    for place, count in enumerate(num_tokens[1:], 1):
+        ratio = f"points[{place}][ratio]"
+        yield f"T = {count}", f"{{{ratio}[median]:.2f}} [{{{ratio}[low]:.2f}}-{{{ratio}[high]:.2f}}]"
+
+
+def _points(
+    loaded: LoadedModel, length: int, num_tokens: Sequence[int], rounds: int, seed: int
+) -> list[dict[str, Any]]:
+    """Median time of each T, and the median of its ratios to the T=1 of the same round."""
     seconds: list[float] = []
-    loaded.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=num_steps * 2 + max(num_tokens),
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        stopping_criteria=StoppingCriteriaList([_StopAfter(seconds, num_steps)]),
-        spec_method=_ChainDrafter(num_tokens, vocab_size),
-        spec_observer=lambda step: seconds.append(step.verify_seconds),
+    width, num_cycles = len(num_tokens), rounds + WARM_UP_CYCLES
+    time_steps(
+        loaded.model,
+        [*num_tokens] * num_cycles,
+        lambda size, taken: seconds.append(taken),
+        rows=1,
+        length=length,
+        most_tokens=2 * width * num_cycles + max(num_tokens),
+        seed=seed,
     )
-    width = len(num_tokens)
-    cycles = [seconds[start : start + width] for start in range(0, num_steps, width)]
-    return cycles[WARM_UP_CYCLES:]
-
-
-def _points(cycles: Sequence[Sequence[float]], num_tokens: Sequence[int]) -> list[dict[str, Any]]:
-    """For each T the median time, and the median of its ratios to the T=1 of the same round."""
+    cycles = [seconds[width * cycle : width * (cycle + 1)] for cycle in range(WARM_UP_CYCLES, num_cycles)]
     return [
         {
             "num_tokens": count,
@@ -121,35 +116,3 @@ def _points(cycles: Sequence[Sequence[float]], num_tokens: Sequence[int]) -> lis
         }
         for index, count in enumerate(num_tokens)
     ]
-
-
-class _ChainDrafter(Drafter):
-    """Proposes chains of arbitrary tokens, whose lengths take turns."""
-
-    def __init__(self, num_tokens: Sequence[int], vocab_size: int) -> None:
-        self._lengths: Iterator[int] = itertools.cycle(num_tokens)
-        self._vocab_size = vocab_size
-
-    def begin(self, prompt_ids: Sequence[int]) -> None:
-        """Remember the last token."""
-        self._last = prompt_ids[-1]
-
-    def propose(self, budget: int) -> DraftTree:
-        """The next length, the root counted."""
-        drafted = [(self._last + 1 + index) % self._vocab_size for index in range(next(self._lengths) - 1)]
-        return DraftTree.chain(self._last, drafted)
-
-    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
-        """Remember the last token."""
-        self._last = accepted[-1]
-
-
-class _StopAfter(StoppingCriteria):
-    """Ends the text when enough steps have been seen; the step under way is one more."""
-
-    def __init__(self, seen: Sequence[float], num_steps: int) -> None:
-        self._seen, self._num_steps = seen, num_steps
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        done = len(self._seen) + 1 >= self._num_steps
-        return torch.full((input_ids.shape[0],), done, dtype=torch.bool, device=input_ids.device)

@@ -23,7 +23,7 @@ from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tools.bench.conversation import encode, fitting
-from hf_specdec.tools.bench.document import DRAFTING, Save, fill
+from hf_specdec.tools.bench.document import Save, fill
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.prompts import Prompt
@@ -35,6 +35,21 @@ VOCAB_SIZE = 32_000
 COPY_SHARE, COPY_LENGTH = 0.02, 12  # one token in fifty starts a passage that stood in the text before
 
 
+CONTEXT_COLUMNS = {
+    "context": "{context_length}",
+    "a step": "{microseconds:.1f} us",
+    "transformers": "{transformers_microseconds:.1f} us",
+}
+AUTO_COLUMNS = {
+    "nodes": "{num_nodes}",
+    "draft": "{draft_ms:.2f} ms",
+    "observe": "{observe_ms:.2f} ms",
+    "read logits": "{reduce_ms:.2f} ms",
+    "tokens a step": "{tokens_per_step:.3f}",
+}
+NOTE = "Median times of drafting and observing, one thread. Context: tokens made up by Zipf's law."
+
+
 def measure_drafting(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
@@ -42,19 +57,18 @@ def measure_drafting(
     context_lengths: Sequence[int] = CONTEXT_LENGTHS,
     save: Save | None = None,
 ) -> dict[str, Any]:
-    """A document of kind "drafting".
+    """Measure prompt lookup at each context length, and `auto` at several numbers of nodes.
 
     Args:
-        save (*optional*): gets the document so far after each point.
+        save (*optional*): gets the document so far after each row.
     """
-    points = {
-        "prompt_lookup": prompt_lookup_points(PromptLookupConfig(), context_lengths),
-        "auto": auto_points(loaded, prompts),
-    }
-    settings, lists = {"num_prompts": len(prompts)}, {name: list[Any]() for name in points}
-    facts = [model_facts(loaded)]
-    document = new_document(DRAFTING, loaded.device, is_complete=False, settings=settings, models=facts, **lists)
-    return fill(document, points, save)
+    settings, facts = {"num_prompts": len(prompts)}, [model_facts(loaded)]
+    document = new_document("drafting", loaded.device, settings=settings, models=facts, notes=[NOTE])
+    tables = [
+        ("prompt_lookup", CONTEXT_COLUMNS, prompt_lookup_points(PromptLookupConfig(), context_lengths)),
+        ("auto", AUTO_COLUMNS, auto_points(loaded, prompts)),
+    ]
+    return fill(document, tables, save)
 
 
 def made_up_text(length: int) -> list[int]:
@@ -91,9 +105,9 @@ def prompt_lookup_points(
         theirs = statistics.median(_timed(_transformers_steps(config, text, length)))
         yield {
             "context_length": length,
-            "seconds": ours,
-            "transformers_seconds": theirs,
-            "begin_seconds": begin_seconds,
+            "microseconds": 1e6 * ours,
+            "transformers_microseconds": 1e6 * theirs,
+            "begin_microseconds": 1e6 * begin_seconds,
         }
 
 

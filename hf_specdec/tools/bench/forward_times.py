@@ -1,78 +1,121 @@
-"""Times the target's forwards of T tokens a row, for a curve of costs."""
+"""Times of verify steps of chosen sizes, by the engine's own loop: masks, positions and all rows included."""
 
 import math
-import time
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from hf_specdec import compat
+from hf_specdec.api.enable import capability
+from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.cost.cost_model import ORDER, CostCurve
-from hf_specdec.forward.target.model_runner import ModelRunner
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.generation.generate import generate_once
+from hf_specdec.methods.common.drafter import Drafter
 
 
-def time_forwards(
-    target: ModelRunner,
-    curve: CostCurve,
-    roots: Sequence[int],
+def time_steps(
+    model: Any,
+    sizes: Iterable[int],
+    tell: Callable[[int, float], None],
     *,
-    vocab_size: int,
-    largest: int,
-    seconds: float,
-    rounds: int,
-    rank_sync: RankSync | None = None,
-) -> dict[int, float]:
-    """Time forwards of different sizes after the target's cached texts; the cache is left as it was.
+    rows: int,
+    length: int,
+    most_tokens: int,
+    seed: int = 0,
+) -> None:
+    """Decode random tokens by steps that verify chosen numbers of tokens a row.
+
+    Steps verify trees of branches two tokens long where the model can, otherwise chains.
 
     Args:
-        curve: what is known so far, the time of one token among it; gets the results.
-        roots: the last token of each row's text.
-        largest: most columns a row.
-        seconds: when to stop; no forward begins that would end later.
-        rounds: times that each size is tried, where there is time.
-        rank_sync: of the processes that compute the forwards together; the first one's clock decides.
+        sizes: tokens a row of each step, the root counted; asked for as the steps come.
+        tell: gets the tokens a row and the seconds of each step, sampling and commit left out.
+        rows, length (`int`): of the batch, and of the text in its cache at first; each step adds a token at least.
+        most_tokens (`int`): most tokens of all steps.
+        seed (`int`): of the tokens.
 
-    Returns:
-        The median seconds of each size.
+    Raises:
+        UnsupportedModelError: the model decodes without speculation.
     """
-    rank_sync = rank_sync or RankSync()
-    times: dict[int, list[float]] = {}
-    largest = min(largest, 2 * vocab_size) if target.tier == "tree" else largest
-    waiting = [size for size in ORDER if size <= largest] * rounds
-    begun = time.perf_counter()
+    inner, draws_trees = compat.generation_model(model), capability(model).tier == "tree"
+    vocab_size = getattr(compat.text_config(model.config), "vocab_size", None) or 1
+    ids = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+    ids = ids.to(compat.input_device(model))
+    schedule = _Schedule(iter(sizes))
 
-    def following() -> int:
-        """The next size that there is time for, 0 at the end."""
-        one = median(times[1]) if 1 in times else curve.seconds_of_one or 0.0
-        while waiting:
-            size = waiting.pop(0)
-            if time.perf_counter() - begun + one * curve.ratio(size) <= seconds:
-                return size
-        return 0
+    def observe(step: SpecStep) -> None:
+        if step.row == 0 and not schedule.is_over:
+            tell(len(step.tree), step.verify_seconds)
 
-    while size := rank_sync.decide_now(following):
-        trees: list[DraftTree | None] = [_of_size(root, size, vocab_size, target.tier == "tree") for root in roots]
-        start = time.perf_counter()
-        with rank_sync.forward():
-            rows = target.forward(trees)
-            float(rows[0][-1, 0])  # waits for a device that computes on its own
-        target.commit([[] for _ in roots])
-        times.setdefault(size, []).append(time.perf_counter() - start)
-    found = {size: median(tries) for size, tries in sorted(times.items())}
-    if len(found) > 1 and 1 in found:
-        curve.set(found)
-    return found
+    output = generate_once(
+        inner,
+        {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}),
+            "max_new_tokens": most_tokens,
+            "do_sample": False,
+            "eos_token_id": vocab_size,  # none ends a text; batches need one
+            "pad_token_id": 0,
+            "return_dict_in_generate": True,
+            "stopping_criteria": StoppingCriteriaList([schedule]),
+            "spec_method": lambda: _SizedDrafter(schedule, vocab_size, draws_trees),
+            "spec_observer": observe,
+        },
+    )
+    reason = output.spec_stats.plain_reason
+    if reason is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} decodes without speculation: {reason}")
 
 
-def _of_size(root: int, size: int, vocab_size: int, takes_trees: bool) -> DraftTree:
-    """A tree of branches two tokens long, of at most 2 * `vocab_size` nodes, or a chain."""
-    if not takes_trees or size == 1:
-        return DraftTree.chain(root, [place % vocab_size for place in range(size - 1)])
-    builder = TreeBuilder(root)
-    place = 0
-    while len(builder) < size:
-        node = builder.add(0, place)
-        if len(builder) < size:
-            builder.add(node, math.ceil(place / 2) % vocab_size)
-        place += 1
-    return builder.build()
+class _Schedule(StoppingCriteria):
+    """Sizes of the steps, the same for all rows; ends the texts one step after the last of them."""
+
+    row_safe = True
+
+    def __init__(self, sizes: Iterator[int]) -> None:
+        self._sizes, self._known, self.is_over = sizes, list[int](), False
+
+    def size_of(self, step: int) -> int:
+        """Tokens a row of a step."""
+        if step == len(self._known):
+            size = next(self._sizes, None)
+            self.is_over = size is None
+            self._known.append(size or 1)
+        return self._known[step]
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self.is_over, dtype=torch.bool, device=input_ids.device)
+
+
+class _SizedDrafter(Drafter):
+    """Proposes chains or trees of arbitrary tokens, as large as the schedule says."""
+
+    def __init__(self, schedule: _Schedule, vocab_size: int, draws_trees: bool) -> None:
+        self._schedule, self._vocab_size, self._draws_trees = schedule, vocab_size, draws_trees
+        self._step = 0
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Remember the last token."""
+        self._last = prompt_ids[-1]
+
+    def propose(self, budget: int) -> DraftTree:
+        """The next size, at most two nodes for each token of the vocabulary in a tree."""
+        size = self._schedule.size_of(self._step)
+        self._step += 1
+        if not self._draws_trees or size == 1:
+            return DraftTree.chain(self._last, [place % self._vocab_size for place in range(size - 1)])
+        builder, place = TreeBuilder(self._last), 0
+        while len(builder) < min(size, 2 * self._vocab_size):
+            node = builder.add(0, place)
+            if len(builder) < size:
+                builder.add(node, math.ceil(place / 2) % self._vocab_size)
+            place += 1
+        return builder.build()
+
+    def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
+        """Remember the last token."""
+        self._last = accepted[-1]

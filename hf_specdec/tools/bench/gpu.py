@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,14 +26,14 @@ from transformers import CompileConfig
 from hf_specdec.compat import assists_static_caches
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 from hf_specdec.loading import embedded
-from hf_specdec.tools.bench.document import GPU, check_document_file, check_form, write_document
+from hf_specdec.tools.bench.document import Document, add_table, check_document_file, write_document
 from hf_specdec.tools.bench.gpu_rows import measure_row, profile_call, same_length_texts
-from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection
+from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection, Shape
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.tools.bench.measure import synchronize
 from hf_specdec.tools.bench.prompts import default_prompts, spread
-from hf_specdec.tools.bench.steps import measure_steps
+from hf_specdec.tools.bench.steps import fill_steps
 from hf_specdec.tools.bench.tables import markdown
 from hf_specdec.tools.command_errors import run_program
 
@@ -46,20 +46,39 @@ NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup 
 SAMPLED = {"do_sample": True, "temperature": 0.7}
 
 
+COLUMNS = {
+    "row": "{name}",
+    "batch": "{batch}",
+    "context": "{context}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "over plain": "{over_plain:.2f}",
+    "over theirs": "{over_theirs:.2f}",
+    "tokens a step": "{mean_acceptance_length:.2f}",
+    "a later token": "{later_token_ms:.2f} ms",
+    "first call": "{first_call_seconds:.1f} s",
+    "graphs": "{num_graphs:d}",
+    "equal": "{equal}",
+}
+LEFT_OUT = {"left out": "{name}", "batch": "{batch:d}", "context": "{context:d}", "reason": "{reason}"}
+KERNELS = {"kernel": "{name}", "runs": "{count}", "ms": "{ms:.2f}", "share": "{share:.0%}"}
+
+Keep = Callable[[Document], None]
+
+
 def measure_gpu(
     names: Sequence[str],
     *,
     device: str | None = None,
     tests: Path | None = None,
     selection: Selection | None = None,
-    keep: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """A document of kind "gpu".
+    keep: Keep = lambda document: None,
+) -> Document:
+    """Run the tests, and measure tables of each shape.
 
     Args:
         names: of `SHAPES`.
         tests: a folder whose tests marked `gpu` are run first; they are left out by default.
-        selection: what of the shapes is measured.
+        selection: part of the shapes that is measured.
         keep (*optional*): gets the document so far after each row and each shape.
     """
     for name in names:
@@ -71,26 +90,19 @@ def measure_gpu(
         remedy = "Try it with the shape tiny (make gpu SHAPES=tiny), or name the device cpu to measure on the CPU."
         raise ConfigError("shape", "must be tiny where there is no accelerator", ", ".join(large), remedy)
     outcome = None if tests is None else run_tests(tests)
+    settings: dict[str, Any] = {"shapes": list(names), "compile_mode": chosen.compile_mode}
+    settings |= {"compile_options": dict(chosen.compile_options), "sdpa_backend": chosen.sdpa_backend}
     bandwidth = _copy_bandwidth(where)
-    entries: list[dict[str, Any]] = []
-    facts: list[dict[str, Any]] = []
-
-    def document() -> dict[str, Any]:
-        fields = {"tests": outcome, "copy_bandwidth": bandwidth, "shapes": entries}
-        settings: dict[str, Any] = {"shapes": list(names), "compile_mode": chosen.compile_mode}
-        settings |= {"compile_options": dict(chosen.compile_options), "sdpa_backend": chosen.sdpa_backend}
-        return new_document(GPU, where, settings=settings, models=facts, **fields)
-
-    def progress() -> None:
-        if keep is not None and facts:
-            keep(document())
-
+    document = new_document("gpu", where, settings=settings) | {"tests": outcome, "copy_bandwidth": bandwidth}
+    document["notes"].append(f"Copy bandwidth of the device: {bandwidth / 1e9:.0f} GB/s.")
+    if outcome is not None:
+        document["notes"].append(f"Tests: {outcome['summary']}")
     for name in names:
-        entries.append({"shape": name, "rows": [], "left_out": [], "bandwidth_share": None})
-        _measure_shape(entries[-1], facts, where, chosen, bandwidth, progress)
+        _measure_shape(name, document, where, chosen, keep)
         _free_memory(where)
-        progress()
-    return document()
+        document["is_complete"] = name == names[-1]
+        keep(document)
+    return document
 
 
 def _check_compile_options(chosen: Selection) -> None:
@@ -106,36 +118,45 @@ def _check_compile_options(chosen: Selection) -> None:
         raise ConfigError("compile_option", rule, options, f"{first_line(error).split(', known')[0]}.") from error
 
 
-def _measure_shape(
-    entry: dict[str, Any],
-    facts: list[dict[str, Any]],
-    where: torch.device,
-    chosen: Selection,
-    bandwidth: float,
-    progress: Callable[[], None],
-) -> None:
-    """Fill in the entry of one shape and add the model's facts; what has no room in memory is among `left_out`."""
-    shape, stage = SHAPES[entry["shape"]], "loading the model"
+def _measure_shape(name: str, document: Document, where: torch.device, chosen: Selection, keep: Keep) -> None:
+    """Add the tables of one shape and its model; what has no room in memory is in a table of its own."""
+    shape, stage = SHAPES[name], "loading the model"
     contexts = chosen.contexts or shape.contexts
+    rows, left_out = add_table(document, name, COLUMNS), add_table(document, f"{name}, left out", LEFT_OUT)
     try:
         loaded = load_model(dtype=shape.dtype, head=embedded.path("head"), widen_to=shape.size, device=where)
         longest = max(contexts) + shape.max_new_tokens + 256
         for model in (loaded.model, loaded.assistant):
             if model is not None:  # the text beyond is worse, its cost the same
                 model.config.max_position_embeddings = max(model.config.max_position_embeddings, longest)
-        facts.append(model_facts(loaded))
+        document["models"].append(model_facts(loaded))
         for batch in chosen.batches or shape.batches:
             for context in contexts:
-                _measure_cell(entry, loaded, chosen, batch, context, progress)
-                entry["bandwidth_share"] = _bandwidth_share(loaded, entry["rows"], bandwidth)
+                for row in _measured_cell(shape, loaded, chosen, batch, context):
+                    if "profile" in row:
+                        _add_profile(document, name, row, row.pop("profile"))
+                    (left_out if "reason" in row else rows).append(row)
+                    keep(document)
+        share = _bandwidth_share(loaded, rows, document["copy_bandwidth"])
+        if share is not None:
+            note = f"{name}: plain decoding at one token reads its weights at {share:.0%} of it."
+            document["notes"].append(note)
         stage = "what a step costs"
         if chosen.steps:
             prompts = spread(default_prompts(), chosen.num_prompts)
-            entry["steps"] = measure_steps(loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
+            fill_steps(document, loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        entry["left_out"].append({"batch": None, "context": None, "name": stage, "reason": first_line(error)})
+        left_out.append({"name": stage, "reason": first_line(error)})
+
+
+def _add_profile(document: Document, shape: str, row: Mapping[str, Any], call: Mapping[str, Any]) -> None:
+    """Add a table of where the device's time of one call goes."""
+    busy = call["device_seconds"]
+    where = f"{shape}, {row['name']}, {row['batch']} x {row['context']}"
+    table = add_table(document, f"{where}: the device works {busy / call['seconds']:.0%}", KERNELS)
+    table += [{**one, "ms": 1000 * one["seconds"], "share": one["seconds"] / busy} for one in call["kernels"]]
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -176,19 +197,13 @@ def _methods(loaded: LoadedModel, batch: int, length: int, chosen: Selection) ->
     return rows | ours | {f"{name}, static cache": arguments | static for name, arguments in ours.items()}
 
 
-def _measure_cell(
-    entry: dict[str, Any],
-    loaded: LoadedModel,
-    chosen: Selection,
-    batch: int,
-    context: int,
-    progress: Callable[[], None],
-) -> None:
-    """Add tokens a second of each way to generate at one batch size and context; and those without room in memory.
+def _measured_cell(
+    shape: Shape, loaded: LoadedModel, chosen: Selection, batch: int, context: int
+) -> Iterator[dict[str, Any]]:
+    """Measure tokens a second of each way to generate at one batch size and context; some have no room in memory.
 
     Sampled too where there is one sequence, which then has plain generate's tokens, of the shortest context.
     """
-    shape = SHAPES[entry["shape"]]
     texts = same_length_texts(loaded, batch, context, 1 + chosen.num_texts)
     methods = _methods(loaded, batch, context + shape.max_new_tokens, chosen)
     ways = [methods]
@@ -196,6 +211,7 @@ def _measure_cell(
         ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
     for way in ways:
         plain: tuple[float, list[list[int]]] | None = None
+        theirs = 0.0  # tokens a second of transformers' fastest way
         for name, arguments in chosen.of(way).items():
             cell: dict[str, Any] = {"batch": batch, "context": context, "name": name}
             try:
@@ -206,17 +222,17 @@ def _measure_cell(
             except (MemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
-                entry["left_out"].append(cell | {"reason": first_line(error)})
+                yield cell | {"reason": first_line(error)}
                 _free_memory(loaded.model.device)
                 continue
             if plain is None and not name.startswith("plain"):
-                reason = "no room for plain generate, which it is compared with"
-                entry["left_out"].append(cell | {"reason": reason})
+                yield cell | {"reason": "no room for plain generate, which it is compared with"}
                 continue
-            speed, expected = plain = plain or (row["tokens_per_second"], tokens)
-            equality = {"equal": tokens == expected, "over_plain": row["tokens_per_second"] / speed}
-            entry["rows"].append(cell | row | equality)
-            progress()
+            speed = row["tokens_per_second"]
+            plain = plain or (speed, tokens)
+            theirs = max(theirs, speed) if name.startswith(("plain", "transformers")) else theirs
+            compared = {"over_plain": speed / plain[0], "over_theirs": speed / theirs}
+            yield cell | row | compared | {"equal": "yes" if tokens == plain[1] else "no"}
 
 
 def _attention(backend: str | None) -> AbstractContextManager[None]:
@@ -237,7 +253,7 @@ def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], ban
     """
     size: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
     plain = [row for row in rows if row["batch"] == 1 and row["name"].startswith(("plain", ONE_TOKEN))]
-    seconds = [float(row["later_token_seconds"]) for row in plain if row["later_token_seconds"]]
+    seconds = [row["later_token_ms"] / 1000 for row in plain if row["later_token_ms"]]
     return size / min(seconds) / bandwidth if seconds else None
 
 
@@ -300,10 +316,9 @@ def main(
     profile: Annotated[bool, typer.Option("--profile", help="Also list each row's kernels, by one more call.")] = False,
 ) -> None:
     """Measure, and write one document."""
-    check_form(output, GPU)
     check_document_file("output", output)
 
-    def keep(document: dict[str, Any]) -> None:
+    def keep(document: Document) -> None:
         write_document(document, output)
         output.with_suffix(".md").write_text(markdown(document))
 

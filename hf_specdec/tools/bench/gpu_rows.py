@@ -53,7 +53,7 @@ def measure_row(
     num_accepted = sum(stats.num_accepted_tokens for stats in known)
     row = {
         "tokens_per_second": num_tokens / seconds,
-        "later_token_seconds": max(later_seconds, 0.0) / max(max_new_tokens - 1, 1),
+        "later_token_ms": 1000 * max(later_seconds, 0.0) / max(max_new_tokens - 1, 1),
         "first_call_seconds": calls[0].seconds,
         "mean_acceptance_length": 1.0 + num_accepted / num_drafts if num_drafts else None,
         "num_graphs": known[-1].num_graphs if known else None,

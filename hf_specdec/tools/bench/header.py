@@ -22,9 +22,13 @@ LIBRARIES = ("torch", "transformers", "accelerate")
 
 
 def new_document(kind: str, device: torch.device, **fields: Any) -> dict[str, Any]:
-    """A document in which everything has been measured, unless a field `is_complete` says otherwise."""
-    is_complete = fields.pop("is_complete", True)
-    return {"format": FORMAT, "kind": kind, "header": header(device), **fields, "is_complete": is_complete}
+    """Make a document without tables, in which nothing has been measured.
+
+    Args:
+        fields: `settings`, `models`, and `notes` or records.
+    """
+    empty = {"settings": {}, "models": [], "tables": [], "notes": []}
+    return {"format": FORMAT, "kind": kind, "header": header(device), **empty, **fields, "is_complete": False}
 
 
 def header(device: torch.device) -> dict[str, Any]:

@@ -10,13 +10,22 @@ from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.conversation import MOST_OF_A_BATCH, encode, padded
-from hf_specdec.tools.bench.document import MANY, Save, fill
+from hf_specdec.tools.bench.document import Save, fill
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import Row, own_rows
 
 PAD = 0
+COLUMNS = {
+    "generate_many": "{row}",
+    "rows": "{batch_size}",
+    "over plain batches": "{ratio:.2f}",
+    "seconds": "{seconds:.1f}",
+    "equal": "{num_equal} of {num_prompts}",
+    "failed": "{num_failed}",
+}
+NOTE = "Over plain batches: their seconds over those of generate_many. Equal: prompts with their tokens."
 
 
 def measure_many(
@@ -28,7 +37,7 @@ def measure_many(
     max_new_tokens: int = 128,
     save: Save | None = None,
 ) -> dict[str, Any]:
-    """A document of kind "many": for each method and size the ratio of plain batches' seconds to its own, greedily.
+    """Measure, greedily, the ratio of plain batches' seconds to those of each method and size.
 
     Each begins with an empty memory. Prompts are cut to their last 256 tokens, so that padding does not decide.
 
@@ -38,10 +47,10 @@ def measure_many(
     rows = own_rows(names, loaded)
     tokens = [encode(loaded, prompt)["input_ids"][0, -MOST_OF_A_BATCH:].tolist() for prompt in prompts]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": PAD}
-    settings, facts = {"max_new_tokens": max_new_tokens, "num_prompts": len(prompts)}, [model_facts(loaded)]
-    document = new_document(MANY, loaded.device, is_complete=False, settings=settings, models=facts, rows=[])
+    settings = {"max_new_tokens": max_new_tokens, "num_prompts": len(prompts)}
+    document = new_document("many", loaded.device, settings=settings, models=[model_facts(loaded)], notes=[NOTE])
     jobs = itertools.product(batch_sizes, rows)
-    return fill(document, {"rows": (_measured(loaded, tokens, size, row, options) for size, row in jobs)}, save)
+    return fill(document, [("", COLUMNS, (_measured(loaded, tokens, size, row, options) for size, row in jobs))], save)
 
 
 def _measured(

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_specdec.common.files import check_path, replacing
-from hf_specdec.tools.bench.captions import facts
 from hf_specdec.tools.bench.plots import has_figures, plot_document
-from hf_specdec.tools.bench.tables import markdown
+from hf_specdec.tools.bench.tables import facts, markdown
 
 HEAD = "<!-- Written by `hf-specdec bench --page` from a document; measure again instead of editing. -->"
 FOOT = "Another machine makes its own page with `hf-specdec bench --output NAME.jsonl --page NAME.md`."
@@ -41,7 +40,7 @@ def page_text(document: Document, figures: list[Path]) -> str:
         figures: relative to the page.
     """
     pictures = [f"![{figure.stem.replace('_', ' ').capitalize()}]({figure.as_posix()})" for figure in figures]
-    models = [entry["model"] for entry in document.get("models", [])]
+    models = [entry["model"] for entry in document["models"]]
     sizes = dict.fromkeys(f"{model['parameters'] / 1e6:.1f}M parameters" for model in models)
     heading = "; ".join([facts(document)[0], *sizes])
     return "\n\n".join([f"# {heading}", HEAD, *pictures, markdown(document).rstrip("\n"), FOOT]) + "\n"

@@ -15,10 +15,11 @@ from typing import Any
 
 from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.tools.bench.captions import facts, has_several, mode_titles, panels
-from hf_specdec.tools.bench.document import COST, REPLAY, SPEEDS
+from hf_specdec.tools.bench.document import SPEEDS, Document
 from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.speeds import mode_titles, panels
 from hf_specdec.tools.bench.statistics import OVERALL
+from hf_specdec.tools.bench.tables import facts
 
 # Okabe and Ito's colours, told apart by colour-blind readers; in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -28,7 +29,6 @@ GROUP_WIDTH = 0.8
 LABEL_WIDTH = 14
 LEGEND_COLUMNS = 4
 
-Document = dict[str, Any]
 Draw = Callable[[Document, Any], None]
 
 
@@ -72,8 +72,8 @@ def _figures() -> dict[str, dict[str, Draw]]:
     """What is drawn of each kind of document, by the file's name."""
     return {
         SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
-        REPLAY: {"tokens_per_step": _tokens_per_step},
-        COST: {"cost_curve": _cost_curve},
+        "replay": {"tokens_per_step": _tokens_per_step},
+        "cost": {"cost_curve": _cost_curve},
     }
 
 
@@ -142,41 +142,41 @@ def _acceptance_by_position(document: Document, figure: Any) -> None:
 
 
 def _tokens_per_step(document: Document, figure: Any) -> None:
-    figure.set_size_inches(6, 4)
-    axes = figure.subplots()
-    for number, (name, points) in enumerate(document["drafters"].items()):
-        nodes = [point["num_nodes"] for point in points]
-        axes.plot(nodes, [point["tokens_per_step"] for point in points], label=name, **_style(number))
-    axes.set_xscale("log", base=2)
-    _plain_ticks(axes, sorted({point["num_nodes"] for points in document["drafters"].values() for point in points}))
-    axes.set_xlabel("drafted tokens a step, at most")
-    axes.set_ylabel("tokens a step")
-    _tidy(axes)
+    (table,) = document["tables"]
+    counts = [int(heading) for heading in table["columns"] if heading.isdecimal()]
+    axes = _axes_of_sizes(figure, counts, "drafted tokens a step, at most", "tokens a step")
+    for number, row in enumerate(table["rows"]):
+        points = {count: row[f"n{count}"]["tokens_per_step"] for count in counts if f"n{count}" in row}
+        axes.plot(points.keys(), points.values(), label=row["name"], **_style(number))
     _legend(figure)
 
 
 def _cost_curve(document: Document, figure: Any) -> None:
-    figure.set_size_inches(6, 4)
-    axes = figure.subplots()
-    curves = [(entry["name"], curve) for entry in document["models"] for curve in entry["curves"]]
-    for number, (label, curve) in enumerate(curves):
-        points = curve["points"]
-        axes.errorbar(
-            [point["num_tokens"] for point in points],
-            [point["ratio"]["median"] for point in points],
-            yerr=_errors([point["ratio"] for point in points]),
-            label=(f"{label}: " if has_several(document) else "") + f"context of {curve['context_length']}",
-            capsize=2,
-            **_style(number),
-        )
-    axes.set_xscale("log", base=2)
-    _plain_ticks(axes, [point["num_tokens"] for point in curves[0][1]["points"]])
+    counts = document["settings"]["num_tokens"]
+    axes = _axes_of_sizes(figure, counts, "tokens verified at once, T", "t(T) / t(1)")
+    curves = [
+        (table["title"].removesuffix("t(T) / t(1)"), row) for table in document["tables"] for row in table["rows"]
+    ]
+    for number, (model, curve) in enumerate(curves):
+        ratios = [point["ratio"] for point in curve["points"]]
+        label, medians = f"{model}context of {curve['context_length']}", [ratio["median"] for ratio in ratios]
+        axes.errorbar(counts, medians, yerr=_errors(ratios), label=label, capsize=2, **_style(number))
     axes.set_ylim(bottom=0)
     axes.axhline(1.0, color="0.3", linewidth=0.8)
-    axes.set_xlabel("tokens verified at once, T")
-    axes.set_ylabel("t(T) / t(1)")
-    _tidy(axes)
     _legend(figure)
+
+
+def _axes_of_sizes(figure: Any, counts: Sequence[int], xlabel: str, ylabel: str) -> Any:
+    """Axes over numbers of tokens, on a scale of powers of two."""
+    figure.set_size_inches(6, 4)
+    axes = figure.subplots()
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    _tidy(axes)
+    return axes
 
 
 def _errors(ratios: Sequence[dict[str, float]]) -> list[list[float]]:
@@ -202,11 +202,6 @@ def _numbers(document: Document) -> dict[str, int]:
     """A number for each row, the same on every model, that its colour and marker come from."""
     names = dict.fromkeys(row["name"] for entry in document["models"] for row in entry["rows"])
     return {name: number for number, name in enumerate(name for name in names if name != REFERENCE)}
-
-
-def _plain_ticks(axes: Any, values: Sequence[int]) -> None:
-    axes.set_xticks(values, [str(value) for value in values])
-    axes.minorticks_off()
 
 
 def _tidy(axes: Any, grid: str = "both") -> None:

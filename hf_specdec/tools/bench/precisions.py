@@ -16,7 +16,7 @@ from hf_specdec.compat import CACHE
 from hf_specdec.errors import SpecError
 from hf_specdec.kernels.quantization.report import FIXED_TEXT, loaded_weights, logit_error
 from hf_specdec.tools.bench.conversation import encode, fitting
-from hf_specdec.tools.bench.document import PRECISIONS, Save, fill
+from hf_specdec.tools.bench.document import Save, fill
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.tools.bench.prompts import Prompt
@@ -24,6 +24,22 @@ from hf_specdec.tools.bench.rows import own_rows
 
 REFERENCE, BASELINE = "fp32", "bf16"
 NUM_TOKENS = (1, 8)  # of a timed step: plain decoding's, and a verify step's
+COLUMNS = {
+    "": "{precision}",
+    "MB": "{weights_mb:.1f}",
+    "over bf16": "{weights_over_bf16:.2f}",
+    "a step": "{step_ms_1:.1f} ms",
+    "over bf16's": "{over_bf16_1:.2f}",
+    "of 8 tokens": "{over_bf16_8:.2f}",
+    "by CPU time": "{by_cpu_time_1:.2f}",
+    "of 8 tokens, by CPU time": "{by_cpu_time_8:.2f}",
+    "logits": "{max_abs_logit:.2f}",
+    "KL": "{mean_kl:.5f}",
+}
+NOTE = (
+    "A step: one forward of 1 and of 8 tokens; all precisions take turns. Logits and KL: largest and mean distance "
+    "from fp32's. Equal: texts with the tokens of plain generate at the same precision."
+)
 
 
 def step_seconds(
@@ -95,7 +111,7 @@ def measure_precisions(
     placement: Mapping[str, Any] | None = None,
     save: Save | None = None,
 ) -> dict[str, Any]:
-    """A document of kind "precisions": a row for each, fp32 and bf16 among them; others that do not load have an error.
+    """Measure a row for each precision, fp32 and bf16 among them; those that do not load are named in the notes.
 
     Args:
         names: methods whose tokens are compared with plain `generate`'s.
@@ -105,69 +121,63 @@ def measure_precisions(
         placement: see `load_model`.
         save (*optional*): gets the document so far after each row.
     """
-    options = {
-        "device": device or ("cpu" if widen_to and not placement else None),
-        "widen_to": widen_to,
-        "placement": placement,
-    }
-    models, rows = _loaded(list(dict.fromkeys((REFERENCE, BASELINE, *precisions))), path, options)
-    _add_steps(rows, models, rounds)
+    device = device or ("cpu" if widen_to and not placement else None)
+    wanted = list(dict.fromkeys((REFERENCE, BASELINE, *precisions)))
+    models, errors = _loaded(wanted, path, {"device": device, "widen_to": widen_to, "placement": placement})
     settings = {"max_new_tokens": max_new_tokens, "rounds": rounds, "num_prompts": len(prompts)}
-    document = new_document(PRECISIONS, models[REFERENCE].device, is_complete=False, settings=settings, rows=[])
-    return fill(document, {"rows": _completed(rows, models, prompts, names, max_new_tokens)}, save)
+    facts = model_facts(models[REFERENCE])
+    document = new_document(
+        "precisions", models[REFERENCE].device, settings=settings, models=[facts], notes=[NOTE, *errors]
+    )
+    rows = _rows(models, prompts, names, max_new_tokens, rounds)
+    columns = COLUMNS | {
+        f"equal, {name}": f"{{tokens[{place}][num_equal]}} of {{tokens[{place}][num_prompts]}}"
+        for place, name in enumerate(names)
+    }
+    return fill(document, [("", columns, rows)], save)
 
 
 def _loaded(
     precisions: Sequence[str], path: str | None, options: Mapping[str, Any]
-) -> tuple[dict[str, LoadedModel], dict[str, dict[str, Any]]]:
-    """The models by precision, and the beginning of each precision's row."""
-    models: dict[str, LoadedModel] = {}
-    rows: dict[str, dict[str, Any]] = {}
+) -> tuple[dict[str, LoadedModel], list[str]]:
+    """Models by precision, and a line for each that does not load."""
+    models, errors = dict[str, LoadedModel](), list[str]()
     for name in precisions:
-        started = time.perf_counter()
         try:
             models[name] = load_model(path, dtype=name, **options)
         except SpecError as error:
             if name in (REFERENCE, BASELINE):
                 raise
-            rows[name] = {"precision": name, "error": str(error)}
-            continue
-        weights = loaded_weights(models[name].model)
-        rows[name] = {
-            "precision": name,
-            "load_seconds": time.perf_counter() - started,
-            "weights_bytes": weights.parameter_bytes,
-            "linear_bytes": sum(group.bytes for group in weights.layers if "Linear" in group.kind),
-            "model": model_facts(models[name]),
-        }
-    return models, rows
+            errors.append(f"{name}: {error}")
+    return models, errors
 
 
-def _completed(
-    rows: Mapping[str, dict[str, Any]],
+def _rows(
     models: Mapping[str, LoadedModel],
     prompts: Sequence[Prompt],
     names: Sequence[str],
     max_new_tokens: int,
+    rounds: int,
 ) -> Iterator[dict[str, Any]]:
-    """The rows in turn, those of models with their logits and tokens."""
-    for name, row in rows.items():
-        if name in models:
-            loaded = models[name]
-            text = loaded.tokenizer(FIXED_TEXT, return_tensors="pt").input_ids
-            away = logit_error(loaded.model, models[REFERENCE].model, text)
-            row["weights_over_bf16"] = row["weights_bytes"] / rows[BASELINE]["weights_bytes"]
-            row |= {"max_abs_logit": away.max_abs, "mean_kl": away.mean_kl, "same_argmax": away.same_argmax}
-            row["tokens"] = compare_tokens(loaded, prompts, names, max_new_tokens)
-        yield row
-
-
-def _add_steps(rows: dict[str, dict[str, Any]], models: dict[str, LoadedModel], rounds: int) -> None:
-    """Seconds of a step, and over bf16's by the clock and by processor time."""
     text = models[REFERENCE].tokenizer(FIXED_TEXT, return_tensors="pt").input_ids
-    for num_tokens in NUM_TOKENS:
-        taken = step_seconds({name: loaded.model for name, loaded in models.items()}, text, num_tokens, rounds)
-        for name, (clock, processor) in taken.items():
-            rows[name][f"seconds_{num_tokens}"] = clock
-            rows[name][f"over_{BASELINE}_{num_tokens}"] = clock / taken[BASELINE][0]
-            rows[name][f"by_cpu_time_{num_tokens}"] = processor / taken[BASELINE][1]
+    targets = {name: loaded.model for name, loaded in models.items()}
+    steps = {num_tokens: step_seconds(targets, text, num_tokens, rounds) for num_tokens in NUM_TOKENS}
+    sizes = {name: loaded_weights(model) for name, model in targets.items()}
+    for name, loaded in models.items():
+        away = logit_error(loaded.model, models[REFERENCE].model, text)
+        row: dict[str, Any] = {
+            "precision": name,
+            "weights_mb": sizes[name].parameter_bytes / 1e6,
+            "weights_over_bf16": sizes[name].parameter_bytes / sizes[BASELINE].parameter_bytes,
+            "linear_mb": sum(group.bytes for group in sizes[name].layers if "Linear" in group.kind) / 1e6,
+            "max_abs_logit": away.max_abs,
+            "mean_kl": away.mean_kl,
+            "same_argmax": away.same_argmax,
+        }
+        for num_tokens, taken in steps.items():
+            clock, processor = taken[name]
+            row[f"step_ms_{num_tokens}"] = 1000 * clock
+            row[f"over_{BASELINE}_{num_tokens}"] = clock / taken[BASELINE][0]
+            row[f"by_cpu_time_{num_tokens}"] = processor / taken[BASELINE][1]
+        row["tokens"] = compare_tokens(loaded, prompts, names, max_new_tokens)
+        yield row

@@ -2,9 +2,9 @@
 
 No model runs, so drafters that learn from logits show what they draft without them, and those with a draft model take
 no part. Answers are replayed in the order of the file, and a method keeps its memory from one to the next, as it does
-on a model. Where it put something there, a second row shows it with every answer alone. Without names, prompt lookup
-as a chain and as trees of 8 to 64 nodes stands beside transformers' rule, and with it every other method that drafts
-from text.
+on a model. Where it put something there, a second row shows it with every answer alone. Without names the rows are
+transformers' rule, prompt lookup as a chain and as trees of 8 to 64 nodes, and every other method that drafts from
+text.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.registry import METHODS
-from hf_specdec.tools.bench.document import REPLAY, Save
+from hf_specdec.tools.bench.document import Save, add_table
 from hf_specdec.tools.bench.header import new_document
 from hf_specdec.tools.bench.naming import COMPARISONS, imported, is_import, is_method, method_called, split_config
-from hf_specdec.tools.bench.replay import Record, replay
+from hf_specdec.tools.bench.replay import Record, ReplayResult, replay
 from hf_specdec.tools.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.tools.command_errors import within
 
@@ -30,6 +30,7 @@ BUDGETS = (8, 16, 32, 64)
 NOT_BY_DEFAULT = ("plain", "prompt_lookup", "lookahead")  # nothing drafted; has rows of its own; lives on logits
 TRANSFORMERS = "transformers prompt lookup"
 ALONE = ", each answer alone"
+NOTE = "Tokens a step: 1 + accepted drafts, on recorded answers."
 
 Progress = Callable[[str, int, int], None]
 
@@ -49,7 +50,7 @@ def replay_rows(
     progress: Progress | None = None,
     save: Save | None = None,
 ) -> dict[str, Any]:
-    """A document of kind "replay".
+    """Measure a row of tokens a step for each drafter, over the number of drafted tokens.
 
     Args:
         names: methods, methods with configurations (`prompt_lookup:num_branches=4`), or `module:Class`.
@@ -57,29 +58,36 @@ def replay_rows(
     """
     if not records:
         raise ConfigError("replay", "must hold at least one recorded answer", 0, "Check the file.")
-    chain = TransformersPromptLookup().assisted_budget
-    theirs = {"num_nodes": chain, **replay(TransformersPromptLookup, records).to_dict()}
-    drafters = {TRANSFORMERS: [theirs]}
-    settings, device = {"num_records": len(records)}, torch.device("cpu")
-    document = new_document(REPLAY, device, is_complete=False, settings=settings, drafters=drafters)
     jobs = _default_jobs() if names is None else [job for name in names for job in _named_jobs(name)]
+    chain = TransformersPromptLookup().assisted_budget
+    settings = {"num_records": len(records)}
+    document = new_document("replay", torch.device("cpu"), settings=settings, notes=[NOTE])
+    counts = sorted({chain, *(job.num_nodes for job in jobs)})
+    columns = {str(count): f"{{n{count}[tokens_per_step]:.2f}}" for count in counts}
+    rows = add_table(document, "tokens a step", {"drafted tokens at most": "{name}", **columns})
+    rows.append({"name": TRANSFORMERS, f"n{chain}": replay(TransformersPromptLookup, records).to_dict()})
+    by_name = {TRANSFORMERS: rows[0]}
     for number, job in enumerate(jobs):
         if progress is not None:
             progress(f"{job.name}, {counted(job.num_nodes, 'node')}", number, len(jobs))
         for name, result in _results(job, records).items():
-            drafters.setdefault(name, []).append({"num_nodes": job.num_nodes, **result})
+            if name not in by_name:
+                rows.append(by_name.setdefault(name, {"name": name}))
+                if result.needs_logits:
+                    document["notes"].append(f"{name} learns from logits too, which a recording does not have.")
+            by_name[name][f"n{job.num_nodes}"] = result.to_dict()
         if save is not None:
             save(document)
     document["is_complete"] = True
     return document
 
 
-def _results(job: Job, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """With a memory of the answers before, and where it was used, without one."""
+def _results(job: Job, records: Sequence[Record]) -> dict[str, ReplayResult]:
+    """Results with a memory of the answers before, and where it was used, without one."""
     method_state = MethodState()
-    found = {job.name: replay(lambda: job.make(method_state), records, budget=job.num_nodes).to_dict()}
+    found = {job.name: replay(lambda: job.make(method_state), records, budget=job.num_nodes)}
     if method_state.by_name:
-        found[job.name + ALONE] = replay(lambda: job.make(MethodState()), records, budget=job.num_nodes).to_dict()
+        found[job.name + ALONE] = replay(lambda: job.make(MethodState()), records, budget=job.num_nodes)
     return found
 
 

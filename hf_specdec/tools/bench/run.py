@@ -14,13 +14,14 @@ from typing import Any
 import transformers
 
 from hf_specdec.methods.common.entry import MethodState
-from hf_specdec.tools.bench.document import SPEEDS, Save, check_against, check_continues
+from hf_specdec.tools.bench.document import SPEEDS, Save
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, check_models
 from hf_specdec.tools.bench.model_run import ModelRun
 from hf_specdec.tools.bench.plan import BenchSettings, visits
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import DEFAULT, Row, named_rows
+from hf_specdec.tools.bench.speeds import check_against, check_continues
 
 Document = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -78,7 +79,6 @@ class Bench:
             prompts=[{"id": prompt.id, "task": prompt.task} for prompt in prompts],
             against=list(against),
             models=entries,
-            is_complete=False,
         )
         if document is not None:
             check_continues(document, fresh)

@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from hf_specdec.tools.bench.conversation import encode, fitting
-from hf_specdec.tools.bench.document import STEPS, Save, fill
-from hf_specdec.tools.bench.drafting import auto_points
+from hf_specdec.tools.bench.document import Document, Save, fill
+from hf_specdec.tools.bench.drafting import AUTO_COLUMNS, auto_points
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.operations import OperationCounter
@@ -23,6 +23,22 @@ STATIC = {"cache_implementation": "static"}
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync")
 GRAPH_LAUNCH = "cudaGraphLaunch"
 WARM_STEPS = 2  # in which masks are tried out and buffers are made
+COLUMNS = {
+    "a step of": "{name}",
+    "outside the forward": "{outside:.1f}",
+    "views": "{views:.1f}",
+    "inside": "{inside:.0f}",
+    "in drafts": "{drafts:.0f}",
+    "reads": "{reads:.1f}",
+    "tokens": "{tokens_per_step:.2f}",
+    "time": "{step_ms:.2f} ms",
+    "launches": "{launches:.0f}",
+    "graphs": "{graph_launches:.1f}",
+}
+NOTES = [
+    "Means a step: torch operations outside the models' forwards, views apart, and reads of a tensor by the host.",
+    "Time: of the thread on a CPU, between two events on CUDA, where launches are the profiler's.",
+]
 
 
 def step_rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
@@ -46,29 +62,38 @@ def step_rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
 
 
 def measure_steps(
+    loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64, save: Save | None = None
+) -> Document:
+    """Measure the cost of a step beside the forward.
+
+    Args:
+        save (*optional*): gets the document so far after each row.
+    """
+    settings = {"num_prompts": len(prompts), "max_new_tokens": max_new_tokens}
+    document = new_document("steps", loaded.device, settings=settings, models=[model_facts(loaded)], notes=NOTES)
+    return fill_steps(document, loaded, prompts, max_new_tokens=max_new_tokens, save=save)
+
+
+def fill_steps(
+    document: Document,
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
     *,
-    max_new_tokens: int = 64,
+    max_new_tokens: int,
     num_counted: int = 2,
     save: Save | None = None,
-) -> dict[str, Any]:
-    """A document of kind "steps".
+) -> Document:
+    """Add the tables of drafting and of operations to a document.
 
     Args:
         num_counted: prompts whose steps' operations are counted; drafting is timed on all.
-        save (*optional*): gets the document so far after each point and each row.
     """
     known, _ = fitting(loaded, prompts, max_new_tokens)
-    counted = known[:num_counted]
-    found = {
-        "auto": auto_points(loaded, prompts, max_new_tokens=max_new_tokens),
-        "steps": operation_rows(loaded, counted, max_new_tokens=max_new_tokens),
-    }
-    settings = {"num_prompts": len(prompts), "num_counted": len(counted), "max_new_tokens": max_new_tokens}
-    facts, lists = [model_facts(loaded)], {name: list[Any]() for name in found}
-    document = new_document(STEPS, loaded.device, is_complete=False, settings=settings, models=facts, **lists)
-    return fill(document, found, save)
+    tables = [
+        ("auto", AUTO_COLUMNS, auto_points(loaded, prompts, max_new_tokens=max_new_tokens)),
+        ("operations", COLUMNS, operation_rows(loaded, known[:num_counted], max_new_tokens=max_new_tokens)),
+    ]
+    return fill(document, tables, save)
 
 
 def operation_rows(loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:

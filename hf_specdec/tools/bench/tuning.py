@@ -1,4 +1,4 @@
-"""Measures what a model's forwards of T tokens cost, longer and steadier than `auto` does at its first call.
+"""Costs of a model's forwards of T tokens, measured for a file that `auto` reads.
 
 tuned = measure_costs(model, batch_sizes=(1, 8), context_length=512)
 tuned.costs.save("costs.json", tuned.facts)
@@ -6,39 +6,32 @@ model.generate(**inputs, spec_method="auto", auto_config={"costs": "costs.json"}
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.api.enable import disable, enable
-from hf_specdec.api.enabled_model import EnabledGenerationMixin
-from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost.cost_facts import facts_of
-from hf_specdec.engine.cost.cost_model import StepCosts
-from hf_specdec.engine.model_state import state_of
-from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.generation.generate import prepared_call
+from hf_specdec.engine.cost.cost_model import ORDER, CostCurve, StepCosts
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
-from hf_specdec.tools.bench.forward_times import time_forwards
+from hf_specdec.tools.bench.forward_times import time_steps
 
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
-MOST_TOKENS = 65  # a root and 64 drafted tokens
+TOKENS = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
+MOST_TOKENS = 64  # a root and 63 drafted tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was measured.
+    """Measured costs.
 
     Attributes:
         costs: the curves.
-        facts: what they hold for.
+        facts: model, device and setting that they hold for.
         seconds (`dict[int, dict[int, float]]`): median seconds of a forward, by batch size and tokens a row.
     """
 
@@ -56,16 +49,16 @@ def measure_costs(
     rounds: int = 15,
     save: Callable[[Tuned], None] | None = None,
 ) -> Tuned:
-    """Time forwards of 1 to 64 tokens a row behind a real cache of `context_length` tokens.
+    """Time steps of 1 to 64 tokens a row after `context_length` tokens.
 
     Args:
         batch_sizes: rows, each size a curve of its own; sizes are rounded up to powers of two when they are used.
-        seconds: when to stop, for each batch size.
+        seconds: when to stop, for each batch size; no step begins that would end later.
         rounds: times that each number of tokens is tried; the medians count.
         save (*optional*): gets what was measured so far after each batch size.
 
     Raises:
-        ConfigError: a number below 1, a context that the model has no positions for, or too few `seconds` for forwards
+        ConfigError: a number below 1, a context that the model has no positions for, or too few `seconds` for steps
             of more than one token.
         UnsupportedModelError: the model decodes without speculation.
     """
@@ -73,87 +66,61 @@ def measure_costs(
     for size in batch_sizes:
         check_positive("batch_sizes", size, "Usual values are 1 to 32.")
     check_positive("context_length", context_length, "Usual values are 128 to 4096.")
-    positions = compat.max_positions(inner.config)
-    if positions is not None and context_length + MOST_TOKENS > positions:
-        rule = f"must leave room for {MOST_TOKENS} tokens in the model's {positions} positions"
-        raise ConfigError("context_length", rule, context_length, f"Use at most {positions - MOST_TOKENS}.")
+    room, positions = len(ORDER) * rounds + MOST_TOKENS, compat.max_positions(inner.config)
+    if positions is not None and context_length + room > positions:
+        rule = f"must leave room for {room} tokens in the model's {positions} positions"
+        raise ConfigError("context_length", rule, context_length, f"Use at most {positions - room}.")
     device = compat.input_device(inner)
     costs = StepCosts.of_device(device)
     tuned = Tuned(costs, {**facts_of(inner, device), "context_length": context_length}, {})
-    with _prepared(inner):
+    with _unconfigured(inner):
         for rows in sorted(set(batch_sizes)):
-            tuned.seconds[rows] = _measured(inner, costs, rows, context_length, seconds, rounds)
+            times: dict[int, list[float]] = {}
+            curve = costs.curve(rows)
+            time_steps(
+                inner,
+                _sizes_in_time(times, curve, seconds, rounds),
+                lambda size, taken, times=times: times.setdefault(size, []).append(taken),  # type: ignore[misc]
+                rows=rows,
+                length=context_length,
+                most_tokens=room,
+            )
+            tuned.seconds[rows] = _set_curve(curve, times, seconds)
             if save is not None:
                 save(tuned)
     return tuned
 
 
+def _set_curve(curve: CostCurve, times: dict[int, list[float]], seconds: float) -> dict[int, float]:
+    """Teach a curve the medians; returns them."""
+    found = {size: median(tries) for size, tries in sorted(times.items())}
+    if len(found) < 2 or 1 not in found:
+        rule = "must leave time for forwards of one token and of more, for each batch size"
+        raise ConfigError("seconds", rule, seconds, "The default is 20.")
+    curve.set(found)
+    curve.seconds_of_one = found[1]
+    return found
+
+
+def _sizes_in_time(times: dict[int, list[float]], curve: CostCurve, seconds: float, rounds: int) -> Iterator[int]:
+    """Sizes of steps that there is time for.
+
+    Args:
+        times: of the steps so far, by size.
+    """
+    begun = time.perf_counter()
+    for size in ORDER * rounds:
+        expected = median(times[1]) * curve.ratio(size) if 1 in times else 0.0
+        if time.perf_counter() - begun + expected <= seconds:
+            yield size
+
+
 @contextlib.contextmanager
-def _prepared(model: PreTrainedModel) -> Iterator[None]:
-    """A block in which the model is enabled, and its generation configuration names tokens alone."""
-    kept, was_enabled = model.generation_config, isinstance(model, EnabledGenerationMixin)
-    enable(model)
+def _unconfigured(model: PreTrainedModel) -> Iterator[None]:
+    """A block in which the generation configuration names tokens alone."""
+    kept = model.generation_config
     model.generation_config = GenerationConfig(**{name: getattr(kept, name, None) for name in TOKENS})
     try:
         yield
     finally:
         model.generation_config = kept
-        if not was_enabled:
-            disable(model)
-
-
-@torch.no_grad()
-def _measured(
-    model: PreTrainedModel, costs: StepCosts, rows: int, length: int, seconds: float, rounds: int
-) -> dict[int, float]:
-    """Measure one curve; returns the seconds by tokens a row."""
-    vocab_size = getattr(compat.text_config(model.config), "vocab_size", None) or 1
-    ids = torch.randint(vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
-    ids = ids.to(compat.input_device(model))
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids
-    call, _ = prepared_call(
-        model,
-        {**inputs, "max_new_tokens": MOST_TOKENS, "do_sample": False, "pad_token_id": 0, "spec_method": "auto"},
-    )
-    texts = [TokenBuffer(call.input_ids[row : row + 1], room=1) for row in range(rows)]
-    target = _target(call, texts)
-    try:
-        last = target.prefill().logits[:, -1].argmax(-1).tolist()
-        for text, token in zip(texts, last, strict=True):
-            text.append(token)
-        curve = costs.curve(rows)
-        found = time_forwards(
-            target,
-            curve,
-            last,
-            vocab_size=vocab_size,
-            largest=MOST_TOKENS - 1,
-            seconds=seconds,
-            rounds=rounds,
-            rank_sync=rank_sync_of(model),
-        )
-    finally:
-        target.close()
-    if not curve.is_measured:
-        rule = "must leave time for forwards of one token and of more, for each batch size"
-        raise ConfigError("seconds", rule, seconds, "The default is 20.")
-    curve.seconds_of_one = found[1]
-    return found
-
-
-def _target(call: Call, texts: list[TokenBuffer]) -> ModelRunner:
-    """What computes the call's forwards."""
-    encoder = call.model_kwargs.get("encoder_outputs")
-    kwargs = None if encoder is None else {name: call.model_kwargs[name] for name in ("encoder_outputs",)}
-    found = state_of(call.model).findings.of(call.model, kwargs)
-    tier = found.capability.tier
-    reason = found.capability.reason if tier == "plain" else None
-    if reason is None and len(texts) > 1:
-        reason = found.batch_fallback_reason(call.model, kwargs)
-    if reason is not None:
-        raise UnsupportedModelError(f"{type(call.model).__name__} decodes without speculation: {reason}")
-    return ModelRunner(
-        call.model, call.input_ids, call.generation_config, call.model_kwargs, texts, tier=tier, keep_cache=False
-    )

@@ -10,9 +10,8 @@ import typer
 
 from hf_specdec.errors import unknown_name
 from hf_specdec.kernels.quantization.precision import PRECISIONS
-from hf_specdec.tools.bench.captions import NOT_EQUAL, facts, notes
 from hf_specdec.tools.bench.cost import measure_cost
-from hf_specdec.tools.bench.document import SPEEDS, flagged, read_document, summarize_again
+from hf_specdec.tools.bench.document import SPEEDS
 from hf_specdec.tools.bench.drafting import measure_drafting
 from hf_specdec.tools.bench.many import measure_many
 from hf_specdec.tools.bench.naming import is_import
@@ -23,8 +22,9 @@ from hf_specdec.tools.bench.replay import read_records
 from hf_specdec.tools.bench.replay_rows import replay_rows
 from hf_specdec.tools.bench.rows import DEFAULT
 from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.speeds import NOT_EQUAL, flagged, summarize_again
 from hf_specdec.tools.bench.steps import measure_steps
-from hf_specdec.tools.bench.tables import markdown, tables
+from hf_specdec.tools.bench.tables import facts, markdown, notes, read_document, tables
 from hf_specdec.tools.cli.bench_file import DocumentFile
 from hf_specdec.tools.cli.bench_models import ModelsOptions
 from hf_specdec.tools.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions

@@ -10,7 +10,7 @@ from hf_specdec.common.files import check_room
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_temperature
 from hf_specdec.methods.registry import METHODS, config_arguments
-from hf_specdec.tools.bench.document import SPEEDS, check_document_file, check_form
+from hf_specdec.tools.bench.document import SPEEDS, check_document_file
 from hf_specdec.tools.bench.plan import BenchSettings
 from hf_specdec.tools.bench.plots import check_drawn, check_matplotlib
 from hf_specdec.tools.bench.prompts import Prompt, batched, load_prompts, random_prompts
@@ -204,9 +204,7 @@ class OutputOptions:
                 _check_folder(field, given, given if field == "plot" else given.with_suffix(""))
 
     def check_kind(self, kind: str) -> None:
-        """Raise where a document of this kind cannot be written, or drawn, as is asked."""
-        if self.output is not None:
-            check_form(self.output, kind)
+        """Raise where there are no figures of documents of a kind, and some are asked for."""
         if self.plot is not None:
             check_drawn("plot", kind, self.plot)
 

@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.tools.bench.document import flagged
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import REFERENCE, Row, transformers_row
 from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench.speeds import flagged
 from hf_specdec.tools.bench.statistics import OVERALL
-from hf_specdec.tools.bench.tables import Table
+from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.cli.job import Job
 from hf_specdec.tools.cli.report import progress_bar
 

@@ -16,7 +16,7 @@ from hf_specdec.errors import ConfigError, counted
 from hf_specdec.kernels.quantization.report import precision_of
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.tools.bench.document import EXACT_DTYPES
+from hf_specdec.tools.bench.speeds import EXACT_DTYPES
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.compare import compare_methods, comparison_table
 from hf_specdec.tools.cli.inputs import check_seed, encode, read_prompt

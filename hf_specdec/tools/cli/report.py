@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.tools.bench.captions import NOT_EQUAL
-from hf_specdec.tools.bench.tables import Table
+from hf_specdec.tools.bench.speeds import NOT_EQUAL
+from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.command_errors import INTERRUPTED, note, process_rank
 
 PIPE_WIDTH = 240  # outside a terminal, so that no row of a table breaks

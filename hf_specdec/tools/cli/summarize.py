@@ -11,7 +11,7 @@ import typer
 from hf_specdec.errors import ConfigError
 from hf_specdec.kernels.quantization.report import precision_of
 from hf_specdec.methods.common.config import SpecConfig
-from hf_specdec.tools.bench.tables import Table
+from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.cli.memory import open_memory, remembering

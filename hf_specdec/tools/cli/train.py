@@ -13,7 +13,7 @@ from hf_specdec.compat import computes_bf16, input_device, text_config
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.eagle3.checkpoint import load_head
-from hf_specdec.tools.bench.tables import Table
+from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.options import LoadOptions, ModelOptions
 from hf_specdec.tools.cli.prompts_file import numbered_prompts, own_device

@@ -9,7 +9,7 @@ import typer
 from hf_specdec.common.files import check_output
 from hf_specdec.engine.cost.cost_model import check_costs_file
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.bench.tables import Table
+from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.bench.tuning import Tuned, measure_costs
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.options import LoadOptions, ModelOptions

@@ -1,0 +1,138 @@
+"""Tables of a document of kind "speeds"."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hf_specdec.tools.bench.document import Document
+from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.speeds import NOT_EQUAL, Panel, flagged, mode_titles, panels
+from hf_specdec.tools.bench.statistics import OVERALL
+from hf_specdec.tools.bench.table import Table
+
+DETAILS = {
+    "": "{name}",
+    "by CPU time": "{speed_by_processor_time[median]:.2f}",
+    "tokens a step": "{mean_acceptance_length:.2f}",
+    "drafted a step": "{drafted_per_step:.1f}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "first token": "{first_token_ms:.1f} ms",
+    "draft share": "{draft_share:.1%}",
+    "peak memory": "{peak_memory_mib:.0f} MiB",
+}
+Summary = Mapping[str, Any]
+
+
+def speed_tables(document: Document) -> list[Table]:
+    """Tables of each model and mode, and with several models one that compares them."""
+    found = []
+    for panel in panels(document):
+        found.append(_speed_table(document, panel))
+        bases = next((list(row["speed_against"]) for row in panel.rows.values()), [])
+        if bases and len(panel.rows) > 1:
+            found.append(_against_table(panel, bases))
+        found.append(Table.of("", DETAILS, [_details(name, row) for name, row in panel.rows.items()]))
+        found.append(_steps_table(document, panel))
+        tasks = [*_tasks(document, panel, "speed"), OVERALL]
+        found += [_base_table(panel, base, tasks) for base in document.get("against", ())]
+        found += [_reliability_table(name, row) for name, row in panel.rows.items() if row["reliability"]]
+    return [*found, *(_models_tables(document) if len(document["models"]) > 1 else [])]
+
+
+def _speed_table(document: Document, panel: Panel) -> Table:
+    """Speed by task and overall with its interval, and equality."""
+    tasks = [*_tasks(document, panel, "speed"), OVERALL]
+    broken = {flag.row for flag in flagged(document) if (flag.model, flag.mode) == (panel.model, panel.mode)}
+    cells = []
+    for name, row in panel.rows.items():
+        share = None if name == REFERENCE else row["share_equal"]
+        equality = "-" if share is None else f"{share:.2f}" + (f" {NOT_EQUAL}" if name in broken else "")
+        interval = None if name == REFERENCE else row["speed"].get(OVERALL)
+        cells.append([name, *(_times(row["speed"].get(task)) for task in tasks), _interval(interval), equality])
+    return Table(panel.title, ["", *tasks, "95 %", "equal"], cells)
+
+
+def _against_table(panel: Panel, bases: list[str]) -> Table:
+    """Overall speed against transformers' own speculation and the rows that were asked for."""
+    rows = {name: row["speed_against"] for name, row in panel.rows.items() if name != REFERENCE}
+    cells = [
+        [name, *(_full(None if base == name else speeds[base].get(OVERALL)) for base in bases)]
+        for name, speeds in rows.items()
+    ]
+    return Table("", ["overall", *(f"over {base}" for base in bases)], cells)
+
+
+def _base_table(panel: Panel, base: str, tasks: list[str]) -> Table:
+    """Speed over one row by task with intervals."""
+
+    def cell(name: str, task: str) -> str:
+        return _full(None if name == base else panel.rows[name]["speed_against"].get(base, {}).get(task))
+
+    return _by_row(f"speed over {base}", panel, tasks, cell)
+
+
+def _details(name: str, row: Summary) -> dict[str, Any]:
+    first, peak = row["first_token_seconds"], row["peak_memory_bytes"]
+    return {
+        **row,
+        "name": name,
+        "first_token_ms": None if first is None else 1000 * first,
+        "peak_memory_mib": None if peak is None else peak / 2**20,
+    }
+
+
+def _steps_table(document: Document, panel: Panel) -> Table:
+    """Tokens a verify step by task, and what it computed for them."""
+
+    def cell(name: str, task: str) -> str:
+        row = panel.rows[name]
+        tokens, nodes = row["tokens_per_step"].get(task), row["nodes_per_step"].get(task)
+        return "-" if tokens is None else f"{tokens:.2f} ({nodes:.1f})"
+
+    return _by_row("tokens a step (drafted)", panel, [*_tasks(document, panel, "tokens_per_step"), OVERALL], cell)
+
+
+def _reliability_table(name: str, row: Summary) -> Table:
+    """Predictions of acceptance and the share that was accepted."""
+    bins = row["reliability"]
+    lines = {"mean prediction": "{predicted:.3f}", "share accepted": "{accepted:.3f}", "drafted tokens": "{count:.0f}"}
+    cells = [[heading, *(text.format_map(point) for point in bins)] for heading, text in lines.items()]
+    return Table("", [f"{name} predicts", *(f"{point['from']:.1f}-{point['to']:.1f}" for point in bins)], cells)
+
+
+def _models_tables(document: Document) -> list[Table]:
+    """Overall speed of every row on every model, a table for each mode."""
+    labels = [entry["name"] for entry in document["models"]]
+    broken = {(flag.model, flag.mode, flag.row) for flag in flagged(document)}
+    found = []
+    for mode, title in mode_titles(document).items():
+        columns = {panel.model: panel.rows for panel in panels(document) if panel.mode == mode}
+        cells = []
+        for name in dict.fromkeys(name for rows in columns.values() for name in rows):
+            ratios = {label: rows[name]["speed"].get(OVERALL) for label, rows in columns.items() if name in rows}
+            marks = {label: f" {NOT_EQUAL}" if (label, mode, name) in broken else "" for label in labels}
+            cells.append([name, *(_times(ratios.get(label)) + marks[label] for label in labels)])
+        found.append(Table(f"{OVERALL} by model: {title}", ["", *labels], cells))
+    return found
+
+
+def _by_row(heading: str, panel: Panel, columns: list[str], cell: Callable[[str, str], str]) -> Table:
+    cells = [[name, *(cell(name, column) for column in columns)] for name in panel.rows]
+    return Table("", [heading, *columns], cells)
+
+
+def _tasks(document: Document, panel: Panel, field: str) -> list[str]:
+    """Tasks that some row has a figure for, in the prompts' order."""
+    tasks = dict.fromkeys(prompt["task"] for prompt in document["prompts"])
+    return [task for task in tasks if any(task in row[field] for row in panel.rows.values())]
+
+
+def _times(ratio: Summary | None) -> str:
+    return "-" if ratio is None else f"{ratio['median']:.2f}"
+
+
+def _interval(ratio: Summary | None) -> str:
+    return "-" if ratio is None else f"{ratio['low']:.2f}-{ratio['high']:.2f}"
+
+
+def _full(ratio: Summary | None) -> str:
+    return "-" if ratio is None else f"{_times(ratio)} [{_interval(ratio)}]"
