@@ -24,6 +24,7 @@ from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import config_arguments
+from hf_specdec.request.request import own_arguments
 
 __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]
 
@@ -73,6 +74,8 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
 def disable(model: Model) -> Model:
     """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model.
 
+    Its generation configuration loses the settings that only an enabled model reads, as `spec_method`, so that they are
+    unknown again; a configuration object that has some is replaced by a copy, as other models may share it.
     Draft models and heads that are not beside another target drop what they kept for their compiled forwards.
 
     Args:
@@ -82,7 +85,8 @@ def disable(model: Model) -> Model:
         UnsupportedModelError: it is no model with a `generate`.
     """
     inner = _generating(model)
-    become_plain(inner)
+    if become_plain(inner):
+        inner.generation_config = compat.without_settings(inner.generation_config, own_arguments())
     if ATTRIBUTE in vars(inner):
         drop_drafts(inner)
         remove_output_hooks(inner)

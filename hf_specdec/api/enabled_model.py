@@ -164,16 +164,17 @@ def become_enabled(model: PreTrainedModel) -> None:
         state_of(model).own_generate = model.__dict__.pop("generate", None)
 
 
-def become_plain(model: PreTrainedModel) -> None:
-    """Give `model` its own class and the user's `generate` back."""
+def become_plain(model: PreTrainedModel) -> bool:
+    """Give `model` its own class and the user's `generate` back; returns whether it had become enabled."""
     if not isinstance(model, EnabledGenerationMixin):
-        return
+        return False
     attributes, state = model.__dict__, state_of(model)
     if getattr(attributes.get("generate"), "__func__", None) is type(model).generate:  # set to itself by the user
         del attributes["generate"]
     _set_class(model, own_class(type(model)))
     if state.own_generate is not None:
         attributes.setdefault("generate", state.own_generate)
+    return True
 
 
 def _set_class(model: Any, cls: type) -> None:

@@ -115,8 +115,10 @@ from hf_specdec.compat.models import (
     is_recurrent,
     max_positions,
     num_decoder_layers,
+    num_embeddings,
     num_weights,
     private_config,
+    readable_padding,
     rounds_tokens_together,
     takes_cache,
     takes_encoder_outputs,
@@ -133,6 +135,7 @@ from hf_specdec.compat.settings import (
     keep_own_settings,
     leave_own_settings,
     without_defaults,
+    without_settings,
 )
 
 PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors

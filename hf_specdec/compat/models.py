@@ -67,12 +67,29 @@ def _active_peft_config(model: Any) -> Any:
     return getattr(getattr(model, "_orig_mod", model), "active_peft_config", None)
 
 
-def input_embeddings(model: PreTrainedModel) -> Any:
-    """The model's token embeddings; `None` where its class does not say which module they are."""
+def input_embeddings(model: Any) -> Any:
+    """Token embeddings of a model or a part of it; `None` where its class does not say which module they are."""
     try:
         return model.get_input_embeddings()
-    except NotImplementedError:
+    except (AttributeError, NotImplementedError):
         return None
+
+
+def num_embeddings(model: PreTrainedModel, *, of_decoder: bool = False) -> int | None:
+    """Number of token ids that can be embedded: rows of the embeddings, else the configuration's `vocab_size`.
+
+    Args:
+        of_decoder: whether the decoder's embeddings count, where a model has an encoder with others.
+    """
+    part = innermost_decoder(model) if of_decoder and model.config.is_encoder_decoder else model
+    rows = getattr(input_embeddings(part), "num_embeddings", None)
+    return rows if isinstance(rows, int) else getattr(text_config(model.config), "vocab_size", None)
+
+
+def readable_padding(model: PreTrainedModel, token: int | None) -> int:
+    """The id of padding, or 0 where the decoder cannot embed it: there may be none, -1, or one beyond the last row."""
+    rows = num_embeddings(model, of_decoder=True)
+    return token if token is not None and token >= 0 and (rows is None or token < rows) else 0
 
 
 def num_weights(model: PreTrainedModel) -> int:
@@ -146,9 +163,14 @@ OF_PROMPTS = ("image_pixel_values", "audio_input_features")
 def max_positions(config: Any) -> int | None:
     """Positions that a model has, where it has an end; some configurations say -1 for none."""
     text = text_config(config)
-    names = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # of most, MPT, speech decoders
-    positions = next((getattr(text, name) for name in names if hasattr(text, name)), None)
-    return positions if isinstance(positions, int) and positions > 0 else None
+    return next(iter(named_positions(text)), None)
+
+
+def named_positions(config: Any) -> list[int]:
+    """Numbers of positions that a configuration holds: those of speech decoders, of MPT and of others may be there."""
+    names = ("max_target_positions", "max_seq_len", "max_position_embeddings")
+    found = (getattr(config, name, None) for name in names)
+    return [positions for positions in found if isinstance(positions, int) and positions > 0]
 
 
 def ignores_positions(config: Any) -> bool:

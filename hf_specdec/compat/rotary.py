@@ -18,9 +18,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.transfer import HOST
-from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, max_positions, text_config
+from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, text_config
 from hf_specdec.compat.masks import tables_of_masks
-from hf_specdec.compat.models import input_embeddings
+from hf_specdec.compat.models import innermost_decoder, input_embeddings, named_positions
 from hf_specdec.compat.modules import modules_of
 
 GROWING, SWITCHING = "dynamic", "longrope"
@@ -80,25 +80,25 @@ def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int |
     Sinusoidal tables that their module extends (`make_weights`, as XGLM's) end nowhere. A bias that is made as long as
     the configuration says (`build_mpt_alibi_tensor`) is a table.
 
+    Of several numbers in the configuration the one counts that the decoder's table has.
+
     Args:
         reach: positions that are wanted; where the configuration has as many, no table is looked for.
     """
-    positions = max_positions(model.config)
-    if positions is None or (reach is not None and reach <= positions):
+    named = named_positions(text_config(model.config))
+    if not named or (reach is not None and reach <= min(named)):
         return None
     words = {id(module) for module in (input_embeddings(model), model.get_output_embeddings())}
-
-    def fits(size: int) -> bool:
-        return positions <= size <= positions + OFFSETS
-
-    for module in modules_of(model):
+    for module in modules_of(innermost_decoder(model) or model):
         if hasattr(module, "build_mpt_alibi_tensor"):
-            return positions
-        if isinstance(module, torch.nn.Embedding):
-            if id(module) not in words and fits(module.num_embeddings):
-                return positions
-        elif any(map(fits, _table_sizes(module))) and not callable(getattr(module, "make_weights", None)):
-            return positions
+            return named[0]
+        if not isinstance(module, torch.nn.Embedding):
+            sizes = [] if callable(getattr(module, "make_weights", None)) else _table_sizes(module)
+        else:
+            sizes = [] if id(module) in words else [module.num_embeddings]
+        found = [positions for size in sizes for positions in named if positions <= size <= positions + OFFSETS]
+        if found:
+            return max(found)
     return None
 
 

@@ -27,6 +27,17 @@ def leave_own_settings(generation_config: GenerationConfig) -> None:
     generation_config._from_model_config = True
 
 
+def without_settings(generation_config: GenerationConfig, names: Iterable[str]) -> GenerationConfig:
+    """The configuration, or a copy without these settings where it has one of them."""
+    own = [name for name in names if hasattr(generation_config, name)]
+    if not own:
+        return generation_config
+    config = copy.copy(generation_config)
+    for name in own:
+        delattr(config, name)
+    return config
+
+
 def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
     """Returns whether transformers' own assisted decoding asks a model for drafts by these arguments of `generate`."""
     return bool(getattr(kwargs.get("generation_config"), "is_assistant", False))

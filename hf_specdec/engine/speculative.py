@@ -94,6 +94,9 @@ def decode_speculatively(
     if call.streamer is not None:
         call.streamer.end()
     ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
+    if (padding := compat.pad_token_id(config)) != loop.batch.limits.pad_token_id:  # one that no forward could read
+        for row, sequence in enumerate(sequences):
+            ids[row, sequence.length :] = padding
     return with_stats(call_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
 
 
@@ -114,7 +117,7 @@ def _limits(call: Call, budget: int) -> Limits:
         max_nodes=budget,
         max_positions=call.facts.of(position_limit, call.model),
         vocab_size=getattr(text_config, "vocab_size", None),
-        pad_token_id=compat.pad_token_id(call.generation_config),
+        pad_token_id=compat.readable_padding(call.model, compat.pad_token_id(call.generation_config)),
     )
 
 

@@ -121,8 +121,12 @@ def with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
             unset(model, kwargs, "cache_implementation")
 
 
-def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
-    """Refuse prompts that the model cannot read, before anything is computed."""
+def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any], *, of_decoder: bool = False) -> None:
+    """Refuse prompts that the model cannot read, before anything is computed.
+
+    Args:
+        of_decoder: whether the decoder reads the ids, where the model has an encoder.
+    """
     ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if ids is not None and not isinstance(ids, torch.Tensor):
         remedy = 'For text, generate(**tokenizer(text, return_tensors="pt"), ...).'
@@ -139,13 +143,12 @@ def check_prompt(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("inputs_embeds") is None:
             raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put one in the prompt.")
         return
-    config = compat.text_config(model.config)
     largest, smallest = int(ids.max()), int(ids.min())
-    vocab_size = getattr(config, "vocab_size", None)
-    if smallest < 0 or (vocab_size is not None and largest >= vocab_size):
+    rows = compat.num_embeddings(model, of_decoder=of_decoder)
+    if smallest < 0 or (rows is not None and largest >= rows):
         raise ConfigError(
             "input_ids",
-            f"must be at least 0 and below {vocab_size} (the model's vocab_size)",
+            f"must be at least 0 and below {rows} (the tokens that the model embeds)",
             smallest if smallest < 0 else largest,
             "Use the model's own tokenizer.",
         )

@@ -2,15 +2,20 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec import compat
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.temporary_hooks import temporary_hooks
-from hf_specdec.engine.call import Call
+from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.decode import decode_call
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.plain_reasons import OWN_LOOP
+from hf_specdec.generation.arguments import prompt_length
 from hf_specdec.request.request import Request
 
 
@@ -25,6 +30,8 @@ class BoundDecode:
     def __init__(self, request: Request | None, streamer: Any = None) -> None:
         self.request = request
         self.encoder_inputs: Any = None
+        self.was_called = False
+        self._stats: SpecStats | None = None
         self.streamer = _EndedOnce(streamer) if streamer is not None else None
         self._callers = () if request is None else request.callers
         self._callers += () if streamer is None else (streamer,)
@@ -49,10 +56,35 @@ class BoundDecode:
             self.streamer,
             self._callers,
         )
+        self.was_called = True
         return self._run(call)
 
     def _run(self, call: Call) -> Any:
-        return decode_call(call, self.request, self.encoder_inputs)
+        output = decode_call(call, self.request, self.encoder_inputs)
+        self._stats = self._stats or getattr(output, "spec_stats", None)
+        return output
+
+    def within(self, model: PreTrainedModel, generate: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Output of `generate(**kwargs)`, with `spec_stats` where the model's class puts together one of its own.
+
+        They are those of the first text that was decoded. A class that decodes by a loop of its own, and may refuse
+        `custom_generate`, is left to it.
+        """
+        try:
+            output = generate(**kwargs)
+        except ValueError as error:
+            if self.was_called or "'custom_generate'" not in str(error):
+                raise
+            output = generate(**{name: value for name, value in kwargs.items() if name != "custom_generate"})
+        if not self.was_called:
+            state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {OWN_LOOP}")
+            self._stats = SpecStats(method=(self.request and self.request.name) or "", plain_reason=OWN_LOOP)
+            ids = getattr(output, "sequences", output)
+            if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+                self._stats.num_tokens = ids[:, prompt_length(model, kwargs) :].numel()
+        if isinstance(output, compat.ModelOutput) and not hasattr(output, "spec_stats") and self._stats is not None:
+            return with_stats(output, self._stats)
+        return output
 
     @contextlib.contextmanager
     def ending_streamer(self) -> Iterator[None]:

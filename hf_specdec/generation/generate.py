@@ -69,7 +69,8 @@ def decode(
         kwargs: `spec_method`, `spec_config` and the other arguments of an enabled `generate`; and transformers' own.
     """
     check_modes(settings_of({}, [generation_config]), {})
-    check_prompt(model, {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")})
+    prompt = {"input_ids": input_ids, "inputs_embeds": kwargs.get("inputs_embeds")}
+    check_prompt(model, prompt, of_decoder=True)
     ours = {name: kwargs.pop(name) for name in (*own_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
     ours["assistant_model"] = spec_assistant_model
     given = compat.without_defaults(generation_config, ASSISTED_ARGUMENTS)
@@ -224,7 +225,7 @@ def _decoded_by(
         unset(model, kwargs, name)
     bound = kwargs["custom_generate"] = method(request, kwargs.get("streamer"))
     with bound.ending_streamer(), bound.reading_encoder(model, kwargs):
-        return plain(**kwargs)
+        return bound.within(model, plain, kwargs)
 
 
 def _check(model: PreTrainedModel, request: Request, configs: list[GenerationConfig], kwargs: dict[str, Any]) -> None:

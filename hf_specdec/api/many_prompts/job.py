@@ -169,6 +169,9 @@ class Job:
             if not _is_the_prompts_own(error, prompt):
                 raise
             return self._result(index, prompt, [], error, SpecStats())
+        if output.sequences.ndim != 2:
+            shape, name = tuple(output.sequences.shape), type(self.model).__name__
+            raise UnsupportedModelError(f"{name} writes no text: its sequences have shape {shape}. Call its generate.")
         stats: SpecStats = output.spec_stats
         stats.seeds = None if seed is None else [seed]
         new_tokens = output.sequences[0, output.sequences.shape[1] - stats.num_tokens :].tolist()

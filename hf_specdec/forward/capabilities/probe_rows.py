@@ -93,7 +93,7 @@ def _padded(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     """A shorter prompt after padding; decoders of an encoder's text begin together."""
     if model.config.is_encoder_decoder:
         return prompt
-    padding = getattr(compat.text_config(model.config), "pad_token_id", None) or 0
+    padding = compat.readable_padding(model, getattr(compat.text_config(model.config), "pad_token_id", None))
     return [padding] * PADDING + prompt[PADDING:]
 
 

@@ -15,6 +15,7 @@ from hf_specdec.compat import CACHE
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
+from tests.helpers.zoo_wide import varied
 from tests.promise.errors.test_refused import MODES
 
 UNAVAILABLE = {"constraints", "dola_layers", "force_words_ids", "token_healing", "use_mtp", "assistant_early_exit"}
@@ -24,9 +25,8 @@ HONOURED_BY_PLAIN = sorted(MODES.keys() - UNAVAILABLE - {"penalty_alpha", "cache
 @pytest.fixture
 def by_default(model: Any) -> Iterator[Any]:
     """The model with a method in its generation configuration, and nothing said about it yet."""
-    model.generation_config.spec_method = "prompt_lookup"
-    hf_specdec.disable(model)
-    yield hf_specdec.enable(model)
+    hf_specdec.enable(hf_specdec.disable(model)).generation_config.spec_method = "prompt_lookup"
+    yield model
     del model.generation_config.spec_method
 
 
@@ -201,3 +201,33 @@ def test_our_loaders_read_a_default_that_transformers_dropped(model: Any, tmp_pa
     own.save_pretrained(tmp_path)
     loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.generation_config.spec_method == "prompt_lookup"
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("family", ["lfm2", "led"])
+def test_a_default_that_needs_trees_steps_aside_on_a_model_of_chains(family: str, rows: int) -> None:
+    """Asked for by name, in the call or by a configuration of its own, it is refused."""
+    model = build(FAMILIES[family]) if family in FAMILIES else varied(family, "seq2seq")
+    prompt = PROMPT.repeat(rows, 1)
+    expected = plain(model, prompt, max_new_tokens=8, do_sample=False)
+    hf_specdec.enable(model).generation_config.spec_method = "lookahead"
+    output = model.generate(prompt, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+    assert output.sequences.equal(expected)
+    assert "takes chains only" in output.spec_stats.plain_reason
+    for asked in ({"spec_method": "lookahead"}, {"lookahead_config": {}}):
+        with pytest.raises(hf_specdec.UnsupportedModelError, match="takes chains only"):
+            model.generate(prompt, max_new_tokens=8, do_sample=False, **asked)
+
+
+def test_a_disabled_model_knows_no_default() -> None:
+    """transformers takes every setting that the generation configuration has, and would leave this one unsaid."""
+    model, other = build(FAMILIES["llama"]), build(FAMILIES["llama"])
+    settings = hf_specdec.enable(model).generation_config
+    hf_specdec.enable(other).generation_config = settings
+    settings.spec_method, settings.prompt_lookup_config = "prompt_lookup", [3, 2, ["cpu"]]
+    hf_specdec.disable(model)
+    for name in ("spec_method", "prompt_lookup_config"):
+        with pytest.raises(ValueError, match=name):
+            model.generate(PROMPT, max_new_tokens=8, **{name: "auto"})
+    output = other.generate(PROMPT, max_new_tokens=8, return_dict_in_generate=True)
+    assert output.spec_stats.method == "prompt_lookup", "a configuration that models share is left to the others"

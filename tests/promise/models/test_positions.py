@@ -75,10 +75,16 @@ def test_a_bias_of_so_many_columns_ends_the_model_too(method: str, length: int) 
         model.generate(prompt.repeat(2, 1), attention_mask=mask, pad_token_id=0, spec_method=method, **how)
 
 
+@pytest.mark.parametrize("stray", [None, 24, 400])
 @pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
-def test_a_speech_model_s_decoder_has_positions_by_another_name(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_a_speech_model_s_decoder_has_positions_by_another_name(
+    monkeypatch: pytest.MonkeyPatch, method: str, stray: int | None
+) -> None:
+    """Whatever a number says that only text models read."""
     monkeypatch.setattr(zoo_wide, "POSITIONS", 48)
     model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("whisper"), "speech", 0.2))
+    if stray is not None:
+        model.config.max_position_embeddings = stray
     model.generation_config.eos_token_id = None
     inputs, how = zoo_wide.inputs(model, rows=1), {"max_new_tokens": 44, "do_sample": False}
     expected = model.generate(**inputs, **how)
