@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 METHODS = ("prompt_lookup", "auto", "lookahead", "draft_model")
 PYTEST = "-p peer_plugin -q --no-header --no-summary -p no:cacheprovider -o log_cli=0 -W ignore".split()
 PYTEST += ["--continue-on-collection-errors"]
+SELECTED = "(generate or generation) and not compil"  # compiling takes minutes a test
 CRASHES = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL, -signal.SIGSEGV}
 
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--output", type=Path, default=Path("peers.json"))
     parser.add_argument("--seconds", type=int, default=120, help="time of one run of a test")
-    parser.add_argument("--select", default="generate or generation", help="pytest's -k")
+    parser.add_argument("--select", default=SELECTED, help="pytest's -k")
     options = parser.parse_args()
     journal = options.output.with_suffix(".jsonl").resolve()
     while (

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-TOLERANCE = 1e-4  # of the largest magnitude of the tensor that plain `generate` gives
 COPIED = ("transformers.generation", "tests.")  # processors and criteria, which may keep a state
 
 
@@ -25,24 +24,28 @@ def copied(value: Any) -> Any:
     return value
 
 
-def difference(plain: Any, other: Any, name: str) -> str | None:
-    """First difference between what two calls give under `name`, `None` where there is none."""
+def difference(plain: Any, other: Any, name: str, tolerance: float) -> str | None:
+    """First difference between what two calls give under `name`, `None` where there is none.
+
+    Args:
+        tolerance: of values, relative to the largest magnitude of the plain call's tensor.
+    """
     if isinstance(plain, torch.Tensor) and isinstance(other, torch.Tensor):
-        return _tensor_difference(plain, other, name)
+        return _tensor_difference(plain, other, name, tolerance)
     if type(plain) is not type(other) or (isinstance(plain, int | float | str) and plain != other):
         return f"{name} is {other!r:.80}, plainly {plain!r:.80}"
     if isinstance(plain, Cache):
-        return difference(*map(_contents, (plain, other)), name)
+        return difference(*map(_contents, (plain, other)), name, tolerance)
     if isinstance(plain, Mapping):
         names = [key for key in {**plain, **other} if key != "spec_stats"]
-        return _first(difference(plain.get(key), other.get(key), f"{name}.{key}") for key in names)
+        return _first(difference(plain.get(key), other.get(key), f"{name}.{key}", tolerance) for key in names)
     if isinstance(plain, list | tuple):
         pairs = itertools.zip_longest(plain, other)
-        return _first(difference(one, two, f"{name}[{i}]") for i, (one, two) in enumerate(pairs))
+        return _first(difference(one, two, f"{name}[{i}]", tolerance) for i, (one, two) in enumerate(pairs))
     return None
 
 
-def _tensor_difference(plain: torch.Tensor, other: torch.Tensor, name: str) -> str | None:
+def _tensor_difference(plain: torch.Tensor, other: torch.Tensor, name: str, tolerance: float) -> str | None:
     if plain.shape != other.shape or plain.dtype != other.dtype:
         return f"{name} is {tuple(other.shape)} {other.dtype}, plainly {tuple(plain.shape)} {plain.dtype}"
     if not plain.is_floating_point():
@@ -52,7 +55,7 @@ def _tensor_difference(plain: torch.Tensor, other: torch.Tensor, name: str) -> s
     if not torch.equal(plain[~finite].nan_to_num(), other[~finite].nan_to_num()):
         return f"{name} is infinite or not a number at other places"
     gap, most = ((one[finite].double().abs().amax() if finite.any() else 0.0) for one in (plain - other, plain))
-    return f"{name} is off by {gap / most:.1e} of the largest magnitude" if gap > TOLERANCE * most else None
+    return f"{name} is off by {gap / most:.1e} of the largest magnitude" if gap > tolerance * most else None
 
 
 def _contents(cache: Any) -> dict[str, Any]:

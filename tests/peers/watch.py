@@ -19,6 +19,7 @@ from hf_specdec import ConfigError, SpecStats, UnsupportedModelError
 PLAIN = "plain"
 OTHERS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "custom_generate")
 CONFIGS = {"auto": {"num_nodes": 8}, "draft_model": {"confidence_threshold": 0.0}}  # draft at each step
+TOLERANCE = 1e-4  # of values, relative to the largest; in half precision four times the distance of two numbers
 NOISE = 0.05  # of a parameter's mean magnitude, added to it in the draft model
 
 
@@ -103,9 +104,10 @@ class Watch:
             raise raised or twin_raised
         self.calls.append(_counts(output, stats))
         if self.calls[-1]["is_compared"]:
-            plain = {"output": twin, "arguments": [twin_args, twin_kwargs], "random state": twin_after}
-            other = {"output": output, "arguments": [args, given], "random state": after}
-            self.differences += filter(None, [difference(plain, other, self.method)])
+            plain = {"output": twin, "arguments": [twin_args, twin_kwargs], "random numbers": _next_numbers(twin_after)}
+            other = {"output": output, "arguments": [args, given], "random numbers": _next_numbers(after)}
+            tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps)
+            self.differences += filter(None, [difference(plain, other, self.method, tolerance)])
         return output
 
     def _by_default(self, model: Any, args: Any, kwargs: dict[str, Any], state: torch.Tensor) -> Any:
@@ -143,6 +145,13 @@ def _classes(cls: type) -> Iterator[Any]:
 def _asks_other_way(model: Any, kwargs: dict[str, Any]) -> bool:
     configs = [vars(one) for one in (kwargs.get("generation_config"), model.generation_config) if one is not None]
     return any(settings.get(name) for settings in (kwargs, *configs) for name in OTHERS)
+
+
+def _next_numbers(state: torch.Tensor) -> list[float]:
+    """Numbers drawn from a random state, whose bytes have gaps of any content."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    return [*torch.randn(1, generator=generator).tolist(), *torch.rand(3, generator=generator).tolist()]
 
 
 def _counts(output: Any, stats: list[SpecStats]) -> dict[str, Any]:
