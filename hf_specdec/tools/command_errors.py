@@ -97,7 +97,7 @@ def within(field: str) -> Iterator[None]:
         raise ConfigError(f"{field} {error.field}", error.rule, error.value, error.remedy) from error
 
 
-def _described(error: Exception, options: Mapping[str, str], given: Mapping[str, Any]) -> tuple[str, str | None]:
+def _described(error: Exception, options: dict[str, str], given: Mapping[str, Any]) -> tuple[str, str | None]:
     """Message and remedy, with options in the place of arguments of Python.
 
     Args:

@@ -134,7 +134,7 @@ def fake_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_extras_are_read_from_the_package_s_metadata(fake_metadata: None) -> None:
     """Extras for developers and those that need nothing are left out."""
-    assert [str(extra) for extra in extras.extras()] == [
+    assert [extras.extra_line(extra) for extra in extras.extras()] == [
         "one 2.1",
         'missing two: pip install "hf_specdec[b]"',
         'missing three>=4: pip install "hf_specdec[c]"',

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.recorder import Stop
 from hf_specdec.tools.demo.settings import KNOBS
-from hf_specdec.tools.demo.visitors import Visitors
 from tests.demo.conftest import HOSTILE, LIMITS
 
 gradio_client = pytest.importorskip("gradio_client", reason="the demo's page needs gradio")
@@ -135,39 +135,29 @@ def test_the_limits_are_the_page_s(served: str) -> None:
     assert tokens["props"]["maximum"] == LIMITS.max_new_tokens
 
 
+def stops(*sessions: str) -> tuple[Any, dict[str, Stop]]:
+    """A page of which nothing is served, with a race of each session."""
+    from hf_specdec.tools.demo.page import Page
+
+    page: Any = Page.__new__(Page)
+    page._stops, page.blocks, page._folder = {name: Stop() for name in sessions}, MagicMock(), MagicMock()
+    return page, dict(page._stops)
+
+
 def test_visitors_stop_only_their_own() -> None:
-    visitors = Visitors(60)
-    with visitors.racing("a") as mine, visitors.racing("b") as theirs:
-        assert visitors.stop("a") and mine.is_over and not theirs.is_over
-    assert not visitors.stop("a")
-
-
-def test_a_race_that_waits_can_be_given_up() -> None:
-    visitors = Visitors(60)
-    visitors.wait("a")
-    assert visitors.stop("a")
-    with visitors.racing("a") as stop:
-        assert stop.is_over
-    with visitors.racing("a") as stop:
-        assert not stop.is_over
+    page, known = stops("a", "b")
+    page._stop(SimpleNamespace(session_hash="a"))
+    assert known["a"].is_over and not known["b"].is_over
 
 
 def test_every_race_is_stopped_when_the_page_closes() -> None:
-    from hf_specdec.tools.demo.page import Page
-
-    visitors = Visitors(60)
-    page: Any = SimpleNamespace(visitors=visitors, blocks=MagicMock(), _folder=MagicMock())
-    visitors.wait("b")
-    with visitors.racing("a") as stop:
-        Page.close(page)
-        assert stop.is_over
-    with visitors.racing("b") as other:
-        assert other.is_over
+    page, known = stops("a", "b")
+    page.close()
+    assert known["a"].is_over and known["b"].is_over
     page.blocks.close.assert_called_once_with(verbose=False)
 
 
 def test_who_leaves_stops() -> None:
-    visitors = Visitors(60)
-    with visitors.racing("a") as stop:
-        visitors.leave("a")
-        assert stop.is_over
+    page, known = stops("a")
+    page._leave(SimpleNamespace(session_hash="a"))
+    assert known["a"].is_over and not page._stops

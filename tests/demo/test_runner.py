@@ -27,7 +27,7 @@ from tests.helpers.zoo import FAMILIES, build
 
 def run(racer: Racer, memories: Memories | None = None, stop: Stop | None = None, **settings: Any) -> Race:
     given = {"prompt": GALLERY[0].prompt, "max_new_tokens": 24} | settings
-    return racer.start(Settings(**given), {} if memories is None else memories, stop or Stop(60)).result()
+    return racer.start(Settings(**given), {} if memories is None else memories, stop or Stop()).result()
 
 
 def test_a_race_past_the_model_s_positions_is_refused(racer: Racer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ class StopsAt(Stop):
     """Is asked to stop when the lane has so many tokens."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(60)
+        super().__init__()
         self.calls = self.number = number
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
@@ -170,7 +170,7 @@ def test_a_stop_ends_the_text_at_the_next_token(racer: Racer, number: int, lanes
 
 
 def test_time_is_limited(racer: Racer) -> None:
-    race = run(racer, stop=Stop(0.0), max_new_tokens=200)
+    race = run(racer, stop=Stop().begin(0.0), max_new_tokens=200)
     assert len(race.lanes) == 1 and len(race.plain.tokens) == 1 and race.plain.is_stopped
 
 
@@ -198,7 +198,7 @@ def test_races_run_one_at_a_time(racer: Racer) -> None:
     try:
         prompts = [GALLERY[0].prompt, GALLERY[3].prompt]
         starts = [
-            racer.start(Settings(prompt=prompt, max_new_tokens=12, methods=("prompt_lookup",)), {}, Stop(60))
+            racer.start(Settings(prompt=prompt, max_new_tokens=12, methods=("prompt_lookup",)), {}, Stop())
             for prompt in prompts
         ]
         races = [start.result() for start in starts]

@@ -76,7 +76,7 @@ def measure_cost(
         if number % len(context_lengths) == 0:
             document["models"].append(model_facts(loaded))
             name = f"{loaded.label}: " if len(models) > 1 else ""
-            curves = add_table(document, f"{name}t(T) / t(1)", _columns(num_tokens))
+            curves = add_table(document, f"{name}t(T) / t(1)", dict(_columns(num_tokens)))
         curves.append({"context_length": length, "one_ms": 1000 * points[0]["seconds"], "points": points})
         if save is not None:
             save(document)

@@ -27,7 +27,7 @@ def new_document(kind: str, device: torch.device, **fields: Any) -> dict[str, An
     Args:
         fields: `settings`, `models`, and `notes` or records.
     """
-    empty = {"settings": {}, "models": [], "tables": [], "notes": []}
+    empty: dict[str, Any] = {"settings": {}, "models": [], "tables": [], "notes": []}
     return {"format": FORMAT, "kind": kind, "header": header(device), **empty, **fields, "is_complete": False}
 
 

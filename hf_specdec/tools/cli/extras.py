@@ -1,12 +1,9 @@
-"""What is installed: versions of the core packages, and the extras with what each brings or lacks.
-
-Read from the package's own metadata, so that pyproject.toml is the only list.
-"""
+"""Versions of the core packages, and the extras with their packages, read from the package's own metadata."""
 
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -16,70 +13,48 @@ PACKAGE = "hf_specdec"
 FOR_DEVELOPERS = ("dev", "docs")
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
-    """One optional extra.
-
-    Attributes:
-        installed (`dict[str, str]`): its packages that are here, with their versions.
-        missing (`list[str]`): its packages that are not, or are too old, as requirements.
-    """
-
-    name: str
-    installed: dict[str, str]
-    missing: list[str]
-
-    @property
-    def install(self) -> str:
-        """The line that installs it."""
-        return f'pip install "{PACKAGE}[{self.name}]"'
-
-    def __str__(self) -> str:
-        here = ", ".join(f"{name} {version}" for name, version in self.installed.items())
-        lacking = f"missing {', '.join(self.missing)}: {self.install}" if self.missing else ""
-        return "; ".join(part for part in (here, lacking) if part)
-
-
 def versions() -> dict[str, str]:
-    """Versions of Python, of this package and of what it always needs."""
-    core = {str(item.name): metadata.version(item.name) for item in _requirements() if _applies(item, "")}
+    """Versions of Python, of this package and of the packages that it always needs."""
+    core = {str(item.name): metadata.version(item.name) for item in _requirements("")}
     return {"python": platform.python_version(), PACKAGE: metadata.version(PACKAGE), **core}
 
 
-def extras() -> list[Extra]:
-    """All extras for users, in the order of the metadata."""
-    names = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
-    found = [_extra(name) for name in names if name not in FOR_DEVELOPERS]
-    return [extra for extra in found if extra.installed or extra.missing]
-
-
-def _extra(name: str) -> Extra:
-    installed, missing = {}, []
-    for item in _requirements():
-        if not _applies(item, name) or _applies(item, ""):
+def extras() -> list[dict[str, Any]]:
+    """Extras for users: name, versions of installed packages, missing requirements, and the line that installs them."""
+    core = [str(item) for item in _requirements("")]
+    found = []
+    for name in metadata.metadata(PACKAGE).get_all("Provides-Extra") or []:
+        items = [item for item in _requirements(name) if str(item) not in core]
+        if name in FOR_DEVELOPERS or not items:
             continue
-        version = _version(item.name)
-        if version is not None and item.specifier.contains(version, prereleases=True):
-            installed[item.name] = version
-        else:
-            missing.append(f"{item.name}{item.specifier}")
-    return Extra(name, installed, missing)
+        known = {item.name: _version(item) for item in items}
+        installed = {package: version for package, version in known.items() if version is not None}
+        missing = [f"{item.name}{item.specifier}" for item in items if item.name not in installed]
+        install = f'pip install "{PACKAGE}[{name}]"'
+        found.append({"name": name, "installed": installed, "missing": missing, "install": install})
+    return found
 
 
-def _requirements() -> Iterator[Requirement]:
+def extra_line(extra: dict[str, Any]) -> str:
+    """One extra for people."""
+    here = ", ".join(f"{name} {version}" for name, version in extra["installed"].items())
+    lacking = f"missing {', '.join(extra['missing'])}: {extra['install']}" if extra["missing"] else ""
+    return "; ".join(filter(None, (here, lacking)))
+
+
+def _requirements(extra: str) -> Iterator[Requirement]:
+    """Requirements that hold here with an extra."""
     try:
-        lines = metadata.requires(PACKAGE) or []
+        items = map(Requirement, metadata.requires(PACKAGE) or [])
     except metadata.PackageNotFoundError as error:
         raise SpecError(f"{PACKAGE} runs from a folder that is not installed. Run: pip install -e .") from error
-    yield from map(Requirement, lines)
+    return (item for item in items if item.marker is None or item.marker.evaluate({"extra": extra}))
 
 
-def _applies(item: Requirement, extra: str) -> bool:
-    return item.marker is None or item.marker.evaluate({"extra": extra})
-
-
-def _version(name: str) -> str | None:
+def _version(item: Requirement) -> str | None:
+    """Version of an installed package that satisfies a requirement."""
     try:
-        return metadata.version(name)
+        version = metadata.version(item.name)
     except metadata.PackageNotFoundError:
         return None
+    return version if item.specifier.contains(version, prereleases=True) else None

@@ -1,6 +1,5 @@
 """`hf-specdec info`: what a model can do here, and what is installed."""
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.extras import extras, versions
+from hf_specdec.tools.cli.extras import extra_line, extras, versions
 from hf_specdec.tools.cli.inputs import load_draft
 from hf_specdec.tools.cli.options import LoadOptions
 from hf_specdec.tools.cli.report import print_facts, print_json
@@ -65,8 +64,7 @@ def info(
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
     optional = extras()
     if json:
-        listed = [{**dataclasses.asdict(extra), "install": extra.install} for extra in optional]
-        print_json({**groups, "methods": aliases, "extras": listed})
+        print_json({**groups, "methods": aliases, "extras": optional})
     else:
         methods = {
             name: "; ".join(filter(None, [f"also {', '.join(others)}" if others else "", METHODS[name].summary]))
@@ -74,7 +72,14 @@ def info(
         }
         precisions = {one.precision: f"{'yes' if one.works else 'no'}: {one.reason}" for one in machine_support()}
         groups |= {"precisions": precisions}
-        print_facts([*groups.items(), ("methods", methods), ("extras", {extra.name: extra for extra in optional})])
+        lines = {extra["name"]: extra_line(extra) for extra in optional}
+        print_facts(
+            [
+                *groups.items(),
+                ("methods", methods),
+                ("extras", lines),
+            ]
+        )
 
 
 def _machine() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from hf_specdec.errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at an address; connections are refused until a server takes it over.
+    """Open a socket at an address.
 
     Args:
         port: 0 is any that is free.
@@ -17,18 +17,11 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(known, key=lambda one: one[0] != socket.AF_INET)  # of localhost 127.0.0.1
+        return socket.create_server(address, family=family)
     except OSError as error:
-        remedy = "127.0.0.1 is this machine alone."
-        raise ConfigError("--host", "must be an address of this machine", host, remedy) from error
-    family, _, _, _, address = min(known, key=lambda one: one[0] != socket.AF_INET)  # of localhost 127.0.0.1
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind(address)
-    except OSError as error:
-        found.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             remedy = f"{error.strerror}. Choose another port."
             raise ConfigError("--port", "must be a port that can be listened on", port, remedy) from error
-        raise ConfigError("--host", "must be an address of this machine", host, f"{error.strerror}.") from error
-    return found
+        remedy = f"{error.strerror}. 127.0.0.1 is this machine alone."
+        raise ConfigError("--host", "must be an address of this machine", host, remedy) from error

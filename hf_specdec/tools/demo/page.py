@@ -19,9 +19,9 @@ from hf_specdec.tools.demo.draw.notices import draw_error, draw_idea, draw_link,
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.gallery import GALLERY, Example
 from hf_specdec.tools.demo.record import Lane, Race
+from hf_specdec.tools.demo.recorder import Stop
 from hf_specdec.tools.demo.runner import Memories, Racer, Running
 from hf_specdec.tools.demo.settings import KNOBS, Settings
-from hf_specdec.tools.demo.visitors import Visitors
 
 logger = logging.getLogger("hf_specdec")
 
@@ -43,7 +43,7 @@ class Page:
 
     def __init__(self, racer: Racer) -> None:
         self.racer = racer
-        self.visitors = Visitors(racer.limits.max_seconds)
+        self._stops: dict[str, Stop] = {}  # of each session's race, also one that waits
         self._folder = tempfile.TemporaryDirectory(prefix="hf-specdec-")
         self._files: deque[Path] = deque()
         self.blocks = gr.Blocks(title="Speculative decoding", analytics_enabled=False, delete_cache=(600, KEPT_SECONDS))
@@ -55,7 +55,8 @@ class Page:
 
     def close(self) -> None:
         """Stop the race and serving, and remove the page's files."""
-        self.visitors.stop_all()
+        for stop in list(self._stops.values()):
+            stop.stop()
         self.blocks.close(verbose=False)
         self._folder.cleanup()
 
@@ -172,21 +173,28 @@ class Page:
         return draw_notice("These are the link's settings. Press Race."), *own, settings.remembers, *values
 
     def _wait(self, request: gr.Request) -> str:
-        self.visitors.wait(str(request.session_hash))
+        self._leave(request)  # one race of a session at a time
+        self._stops[str(request.session_hash)] = Stop()
         return draw_notice("Waiting for the model.")
 
     def _refuse(self, request: gr.Request) -> str:
         """Gradio let the race not begin."""
-        self.visitors.leave(str(request.session_hash))
-        if self.visitors.num_waiting >= (most := self.racer.limits.queue_size):
+        self._leave(request)
+        if len(self._stops) > (most := self.racer.limits.queue_size):  # one of them is racing
             return draw_notice(f"Not possible: the queue is full ({most}). Press Race again in a while.")
         return draw_notice("Not possible with these settings. Load the page anew, and press Race again.")
 
     def _stop(self, request: gr.Request) -> Any:
-        return draw_notice("Stopping.") if self.visitors.stop(str(request.session_hash)) else gr.skip()
+        stop = self._stops.get(str(request.session_hash))
+        if stop is None:
+            return gr.skip()
+        stop.stop()
+        return draw_notice("Stopping.")
 
     def _leave(self, request: gr.Request) -> None:
-        self.visitors.leave(str(request.session_hash))
+        """Stop the session's race."""
+        if (stop := self._stops.pop(str(request.session_hash), None)) is not None:
+            stop.stop()
 
     def _race(
         self,
@@ -201,22 +209,23 @@ class Page:
         *values: float,
     ) -> Iterator[Update]:
         """Run a race, saying how far it is, and show it."""
+        stop = self._stops.setdefault(str(request.session_hash), Stop())
+        stop.begin(self.racer.limits.max_seconds)
         try:
-            with self.visitors.racing(str(request.session_hash)) as stop:
-                knobs = {name: _whole(value) for name, value in zip(self.knobs, values, strict=True)}
-                settings = Settings(
-                    prompt=prompt,
-                    methods=tuple(methods),
-                    values=knobs,
-                    temperature=temperature,
-                    seed=_whole(seed),
-                    max_new_tokens=_whole(tokens),
-                    remembers=bool(remembers),
-                )
-                running = self.racer.start(settings, memories, stop)
-                while wait([running.future], POLL_SECONDS).not_done:
-                    yield {self.status: _progress(running, settings)}
-                race = running.result()
+            knobs = {name: _whole(value) for name, value in zip(self.knobs, values, strict=True)}
+            settings = Settings(
+                prompt=prompt,
+                methods=tuple(methods),
+                values=knobs,
+                temperature=temperature,
+                seed=_whole(seed),
+                max_new_tokens=_whole(tokens),
+                remembers=bool(remembers),
+            )
+            running = self.racer.start(settings, memories, stop)
+            while wait([running.future], POLL_SECONDS).not_done:
+                yield {self.status: _progress(running, settings)}
+            race = running.result()
         except SpecError as error:
             yield {self.status: draw_error(error)}
             return
@@ -224,6 +233,10 @@ class Page:
             logger.exception("A race failed")
             yield {self.status: draw_error(f"The race failed with {type(error).__name__}; the log has more.")}
             return
+        finally:
+            stop.stop()
+            if self._stops.get(str(request.session_hash)) is stop:
+                del self._stops[str(request.session_hash)]
         yield self._shown(race, settings, memories)
 
     def _shown(self, race: Race, settings: Settings, memories: Memories) -> Update:

@@ -1,9 +1,10 @@
 """Watches one call of `generate` and records it: a streamer for the times, an observer for the steps."""
 
+import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
@@ -15,15 +16,15 @@ from hf_specdec.tools.demo.words import Words
 
 
 class Stop(StoppingCriteria):
-    """Ends a text at the next token once it was asked to, or once its time is over.
+    """Ends a text at the next token once it was asked to, or once its time is over."""
 
-    Args:
-        seconds: from now on.
-    """
+    def __init__(self) -> None:
+        self._asked, self._deadline = threading.Event(), math.inf
 
-    def __init__(self, seconds: float) -> None:
-        self._asked = threading.Event()
+    def begin(self, seconds: float) -> Self:
+        """Let so much time be over from now on."""
         self._deadline = time.monotonic() + seconds
+        return self
 
     def stop(self) -> None:
         """Ask for the end."""
@@ -33,11 +34,6 @@ class Stop(StoppingCriteria):
     def is_over(self) -> bool:
         """Whether texts end now."""
         return self._asked.is_set() or time.monotonic() >= self._deadline
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the end was asked for."""
-        return self._asked.is_set()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
         """`(batch,)`: whether each text ends."""

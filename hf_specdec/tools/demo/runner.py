@@ -120,7 +120,7 @@ class Racer:
             for method in (PLAIN, *self.methods):
                 settings = Settings(prompt=WARM_UP_PROMPT, max_new_tokens=WARM_UP_TOKENS)
                 try:
-                    self._lane(inputs, settings, method, MethodState(), Stop(self.limits.max_seconds), None)
+                    self._lane(inputs, settings, method, MethodState(), Stop().begin(self.limits.max_seconds), None)
                 except SpecError as error:
                     logger.warning("%s: %s", method, error)
                     self._refused.add(method)
