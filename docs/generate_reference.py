@@ -3,6 +3,8 @@
 python docs/generate_reference.py
 """
 
+import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -13,6 +15,7 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import METHODS
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
+DEFAULT = re.compile(r"defaults to `(.+)`")
 ARGUMENT = re.compile(r"^(\w+) \((.+)\):\n", re.MULTILINE)
 HEAD = """\
 # Configuration
@@ -41,9 +44,9 @@ def render() -> str:
 
 def _section(heading: str, config_class: type[SpecConfig]) -> str:
     """One class: what it is, its fields as a table, its list form."""
-    summary, _, arguments = inspect.cleandoc(config_class.__doc__ or "").partition("\nArgs:\n")
+    summary = inspect.cleandoc(config_class.__doc__ or "").partition("\nArgs:\n")[0].partition("\nFurther")[0]
     parts = [f"## {heading}", f"Class `{config_class.__name__}`. {summary.strip()}"]
-    fields = list(_fields(arguments))
+    fields = list(_fields(config_class))
     if fields:
         rows = [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in fields]
         parts.append("\n".join(["| Field | Type and default | Meaning |", "|---|---|---|", *rows]))
@@ -54,11 +57,21 @@ def _section(heading: str, config_class: type[SpecConfig]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _fields(arguments: str) -> Iterator[tuple[str, str, str]]:
-    """Name, type and meaning of each field of an `Args:` block."""
-    pieces = ARGUMENT.split(textwrap.dedent(arguments))[1:]  # name, type, meaning, name, type, meaning, ...
-    for name, kind, meaning in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
-        yield name, kind.replace("|", "\\|"), " ".join(meaning.split())
+def _fields(config_class: type[SpecConfig]) -> Iterator[tuple[str, str, str]]:
+    """Name, type and meaning of each field, by the class that describes it last; those of every method apart."""
+    described: dict[str, tuple[str, str]] = {}
+    for one in reversed(config_class.__mro__):
+        if one is config_class or (issubclass(one, SpecConfig) and one is not SpecConfig):
+            block = inspect.cleandoc(one.__doc__ or "").partition("\nArgs:\n")[2].partition("\nAttributes:\n")[0]
+            pieces = ARGUMENT.split(textwrap.dedent(block))[1:]  # name, type, meaning, name, type, meaning, ...
+            described |= dict(zip(pieces[::3], zip(pieces[1::3], pieces[2::3], strict=True), strict=True))
+    for field in dataclasses.fields(config_class):
+        if field.name in described:
+            kind, meaning = described[field.name]
+            stated = DEFAULT.search(kind)
+            if stated is not None and ast.literal_eval(stated[1]) != field.default:
+                kind = kind.replace(stated[1], repr(field.default))
+            yield field.name, kind.replace("|", "\\|"), " ".join(meaning.split())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hf_specdec.methods.common.config import (
     check_at_least,
     check_choice,
     check_devices,
+    check_flag,
     check_positive,
 )
 
@@ -91,8 +92,7 @@ class AutoSpecConfig(SpecConfig):
         check_positive("max_pool_tokens", self.max_pool_tokens, remedy, most=MAX_KEPT)
         remedy = "Use `use_recycled=False` to keep no logits."
         check_positive("max_recycled", self.max_recycled, remedy, most=MAX_KEPT)
-        if not isinstance(self.use_recycled, bool):
-            raise ConfigError("use_recycled", "must be True or False", self.use_recycled, "Write True or False.")
+        check_flag("use_recycled", self.use_recycled)
         if not isinstance(self.window_size, int) or isinstance(self.window_size, bool) or self.window_size != 0:
             remedy = "Use 0 for no window; usual values are 3 to 8."
             check_at_least("window_size", self.window_size, 2, remedy, most=MAX_WINDOW_SIZE)

@@ -263,6 +263,12 @@ def check_temperature(field: str, value: float | None, remedy: str) -> None:
         raise ConfigError(field, f"must be a number of at least {LEAST_TEMPERATURE:f}", value, remedy)
 
 
+def check_flag(field: str, value: object, remedy: str = "Write True or False.") -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(field, "must be True or False", value, remedy)
+
+
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """Raise unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_positive
+from hf_specdec.methods.common.config import MAX_STEP_TOKENS, SpecConfig, check_devices, check_flag, check_positive
 
-MAX_TREE_NODES = 32  # default node budget of a tree, at most
 TRANSLATED = 2  # tokens of the target that one of the draft's own vocabulary may become, on the mean
 
 
@@ -50,6 +49,12 @@ class DraftModelConfig(SpecConfig):
             Layers of the target that draft, with its own norm and head, where there is no `assistant_model`: at least 1
             and fewer than it has. They share the target's keys and values, and the verify pass goes on from their
             states. transformers' `assistant_early_exit` sets it too.
+
+    Attributes:
+        tree_nodes (`int`): default node budget of a tree, at most.
+        vllm_method (`str`): what vLLM calls the method.
+        tensorrt_type (`str`): the `decoding_type` of TensorRT-LLM's class for it.
+        needs_file (`bool`): whether drafts need a folder of their own.
     """
 
     draft_len: int = 4
@@ -82,15 +87,17 @@ class DraftModelConfig(SpecConfig):
         "num_assistant_tokens": "draft_len",
         "assistant_confidence_threshold": "confidence_threshold",
     }
+    tree_nodes: ClassVar[int] = 32
+    vllm_method: ClassVar[str] = "draft_model"
+    tensorrt_type: ClassVar[str] = "Draft_Target"
+    needs_file: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
         check_positive("draft_len", self.draft_len, "Usual values are 4 to 10.", most=MAX_STEP_TOKENS)
         check_devices("draft_model_device_list", self.draft_model_device_list)
         check_devices("target_model_device_list", self.target_model_device_list)
-        if not isinstance(self.use_logits, bool):
-            remedy = "True compares probabilities, False compares tokens."
-            raise ConfigError("use_logits", "must be True or False", self.use_logits, remedy)
+        check_flag("use_logits", self.use_logits, "True compares probabilities, False compares tokens.")
         check_positive("num_branches", self.num_branches, "Use 1 for a chain.", most=MAX_STEP_TOKENS)
         if self.max_nodes is not None:
             check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
@@ -148,9 +155,7 @@ class DraftModelConfig(SpecConfig):
         """Most drafted tokens a step, the root not counted."""
         if self.max_nodes is not None:
             return self.max_nodes
-        if self.num_branches == 1:
-            return self.draft_len
-        return min(self.draft_len * self.num_branches, MAX_TREE_NODES)
+        return self.draft_len if self.num_branches == 1 else min(self.draft_len * self.num_branches, self.tree_nodes)
 
     @property
     def translated_budget(self) -> int:
@@ -158,23 +163,27 @@ class DraftModelConfig(SpecConfig):
         return TRANSLATED * self.node_budget
 
     def to_vllm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-        """`method="draft_model"`; vLLM drafts chains of a fixed length."""
-        draft_model = self._named_chain("vLLM", draft_model)
+        """vLLM's `speculative_config`; it drafts chains of a fixed length."""
+        self._check_chain("vLLM", draft_model)
         devices = self.draft_model_device_list
         parallel = {} if devices is None else {"draft_tensor_parallel_size": len(devices)}
-        found = {"method": "draft_model", "model": draft_model, "num_speculative_tokens": self.draft_len}
-        return {**found, **parallel}
+        named = {} if draft_model is None else {"model": os.fspath(draft_model)}
+        return {"method": self.vllm_method, **named, "num_speculative_tokens": self.draft_len, **parallel}
 
     def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-        """`DraftTargetDecodingConfig`."""
-        draft_model = self._named_chain("TensorRT-LLM", draft_model)
-        return {"decoding_type": "Draft_Target", "max_draft_len": self.draft_len, "speculative_model": draft_model}
+        """TensorRT-LLM's `DraftTargetDecodingConfig` or that of the head, which draft chains here."""
+        self._check_chain("TensorRT-LLM", draft_model)
+        named = {} if draft_model is None else {"speculative_model": os.fspath(draft_model)}
+        return {"decoding_type": self.tensorrt_type, "max_draft_len": self.draft_len, **named}
 
-    def _named_chain(self, project: str, draft_model: str | os.PathLike[str] | None) -> str:
-        """The draft model as text, of a chain that `project` can be told of."""
-        if draft_model is None:
+    def _check_chain(self, project: str, draft_model: str | os.PathLike[str] | None) -> None:
+        """Raise where `project` cannot be told of these drafts."""
+        if self.num_branches != 1:
+            rule = f"must be 1 for {project}, which is told of chains"
+            raise ConfigError("num_branches", rule, self.num_branches, "Use 1.")
+        if self.needs_file and draft_model is None:
             raise ConfigError("draft_model", f"must be given for {project}", None, "Name its folder or its hub name.")
-        check_path("draft_model", draft_model, "a folder or a name on the hub")
-        fixed_length = "confidence_threshold" if self.confidence_threshold == 0.0 else "draft_len"
-        self.check_carried(project, "draft_len", "draft_model_device_list", "target_model_device_list", fixed_length)
-        return os.fspath(draft_model)
+        if draft_model is not None:
+            check_path("draft_model", draft_model, "a folder or a name on the hub")
+        fixed_length = ("confidence_threshold",) if self.confidence_threshold == 0.0 else ()
+        self.check_carried(project, "draft_len", "num_branches", *self.device_fields.values(), *fixed_length)

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.config import MAX_NGRAM_SIZE, MAX_STEP_TOKENS, SpecConfig, check_at_least, check_positive
+from hf_specdec.methods.common.config import (
+    MAX_NGRAM_SIZE,
+    MAX_STEP_TOKENS,
+    SpecConfig,
+    check_at_least,
+    check_flag,
+    check_positive,
+)
 
 MAX_SEED = (1 << 63) - 1  # of a torch generator
 SMALLER = "Usual are 7, 5 and 7."
@@ -79,23 +86,15 @@ class LookaheadConfig(SpecConfig):
         if self.ngram_size == 1:
             if self.window_size != 1:
                 raise ConfigError("window_size", "must be 1 where `ngram_size` is 1", self.window_size, PLAIN)
-            if (
-                not isinstance(self.verification_set_size, int)
-                or isinstance(self.verification_set_size, bool)
-                or (self.verification_set_size != 0)
-            ):
-                raise ConfigError(
-                    "verification_set_size", "must be 0 where `ngram_size` is 1", self.verification_set_size, PLAIN
-                )
+            if type(self.verification_set_size) is not int or self.verification_set_size != 0:
+                rule = "must be 0 where `ngram_size` is 1"
+                raise ConfigError("verification_set_size", rule, self.verification_set_size, PLAIN)
         else:
             check_positive("verification_set_size", self.verification_set_size, PLAIN, most=MAX_STEP_TOKENS)
             if self.max_draft_len > MAX_STEP_TOKENS:
                 rule = f"must leave at most {MAX_STEP_TOKENS} tokens a step, (W - 1 + G) * (N - 1) + N - 2"
                 raise ConfigError("window_size, ngram_size, verification_set_size", rule, self.max_draft_len, SMALLER)
-        if not isinstance(self.fill_from_prompt, bool):
-            raise ConfigError(
-                "fill_from_prompt", "must be True or False", self.fill_from_prompt, "Write True or False."
-            )
+        check_flag("fill_from_prompt", self.fill_from_prompt)
         check_positive("max_keys", self.max_keys, "The default is 16384.")
         check_at_least("seed", self.seed, 0, "The default is 0.", most=MAX_SEED)
 
