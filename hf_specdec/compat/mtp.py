@@ -1,104 +1,50 @@
-"""How the multi-token prediction layers of a checkpoint are read.
+"""Names of transformers for multi-token prediction layers.
 
 Names                              Why
-`MtpModel.from_pretrained`         the loader
-`config.name_or_path`              the loader reads the folder that the main model names, and no other
+`modeling_layers.MtpModel`         the layers, whose loader maps the names of some checkpoints
+`WeightRenaming`, `get_checkpoint_conversion_mapping`
+                                   those names, by the name of that class; the blocks', by the type of the model
 `_get_resolved_checkpoint_files`   the loader's list of a checkpoint's files
-`get_mtp_config`                   raises where a configuration does not tell the layers' types
+`_keys_to_ignore_on_load_unexpected`
+                                   by which a model says that its checkpoints hold such layers
+`_project_to_logits`               the shared head as the main model applies it
 `_experts_implementation`          how a model's experts are computed
-`mtp_layer_types`                  these types, `mtp_mlp_layer_types` and `mtp_per_layer_config`
 
 Tried with transformers 5.23 and 5.24.
 """
 
-import contextlib
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
+import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 
-from hf_specdec.common.files import said_of_hub
 from hf_specdec.compat.masks import MASKED, attention_implementation, set_attention_implementation
 from hf_specdec.compat.models import text_config
-from hf_specdec.compat.mtp_families import NUMBERED, SAME, announced_layers, family_of
-from hf_specdec.compat.mtp_layers import OTHER_METHOD, FamilyMtp, MtpModel, block_types, mtp_logits
-from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
+from hf_specdec.compat.modules import as_read_by
 
-__all__ = ["FamilyMtp", "MtpModel", "load_mtp", "mtp_logits", "use_float64_experts", "use_mask_attention"]
-
-REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
-
-
-def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
-    """The MTP layers in a checkpoint of `target`.
-
-    Args:
-        path: folder or hub name; by default that which the target was loaded from.
-
-    Raises:
-        UnsupportedModelError: MTP layers of such a model are not known.
-        CheckpointError: they are not there.
-    """
-    name, own, dtype = type(target).__name__, target.config.name_or_path, target.config.dtype
-    mtp_class, announced = _class_for(target), announced_layers(target.config)
-    if announced == 0:
-        raise UnsupportedModelError(
-            f"{name} must have a configuration that announces MTP layers, but this one announces 0. {OTHER_METHOD}"
-        )
-    if announced is not None:
-        with _told(target, announced):  # what cannot be built is said before what cannot be read
-            pass
-    if not (path or own):
-        raise CheckpointError(
-            f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. {REMEDY}"
-        )
-    try:
-        count = announced or _num_layers_in(path or own, target)
-        with _told(target, count):
-            target.config.name_or_path = own if path is None else path
-            target.config.dtype = target.dtype  # the loader wants one; a saved configuration names it by a string
-            loaded: MtpModel = mtp_class.from_pretrained(target, device_map={"": target.device})
-    except UnsupportedModelError:
-        raise
-    except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, OSError) and path and not Path(path).exists():
-            raise CheckpointError(f"{said_of_hub(path, first_line(error))} {REMEDY}") from error
-        raise CheckpointError(
-            f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
-            f"{first_line(error)} {REMEDY}"
-        ) from error
-    finally:
-        target.config.name_or_path, target.config.dtype = own, dtype
-    return loaded.eval().requires_grad_(False)
+__all__ = [
+    "MtpModel",
+    "WeightRenaming",
+    "get_checkpoint_conversion_mapping",
+    "has_own_mtp",
+    "shared_logits",
+    "use_float64_experts",
+    "use_mask_attention",
+    "weight_names",
+]
 
 
-def _class_for(target: PreTrainedModel) -> type[MtpModel]:
-    """The family's class, or transformers' own of a model that announces layers which it can find.
-
-    Raises:
-        UnsupportedModelError: there is neither.
-    """
-    found: type[MtpModel] = FamilyMtp
-    if family_of(target.config) is not None:
-        return found
-    found = MtpModel
-    if getattr(text_config(target.config), "num_mtp_layers", None) and target._keys_to_ignore_on_load_unexpected:
-        return found
-    raise UnsupportedModelError(
-        f"{type(target).__name__} must be a model with MTP layers that can be read here, but has none. {OTHER_METHOD}"
-    )
+def has_own_mtp(target: PreTrainedModel) -> bool:
+    """True if transformers can find the MTP layers that the model announces."""
+    announced = getattr(text_config(target.config), "num_mtp_layers", None)
+    return bool(announced and target._keys_to_ignore_on_load_unexpected)
 
 
-def _num_layers_in(path: str, target: PreTrainedModel) -> int:
-    """MTP layers of a checkpoint whose configuration does not say how many.
-
-    Raises:
-        ValueError: there are none.
-    """
+def weight_names(path: str) -> list[str]:
+    """Names of all weights of a checkpoint."""
     files, sharded = _get_resolved_checkpoint_files(
         pretrained_model_name_or_path=path,
         variant=None,
@@ -111,61 +57,13 @@ def _num_layers_in(path: str, target: PreTrainedModel) -> int:
     for file in () if sharded else files or ():
         with safe_open(file, framework="pt") as opened:
             names += opened.keys()
-    family = family_of(target.config)
-    assert family is not None
-    numbers = [int(found[1]) for name in names if (found := re.match(family.counted, name))]
-    first = text_config(target.config).num_hidden_layers if family.counted == NUMBERED else 0
-    count = max(numbers, default=-1) + 1 - first
-    if count < 1:
-        raise ValueError("it has no MTP layers.")
-    return int(count)
+    return names
 
 
-@contextlib.contextmanager
-def _told(target: PreTrainedModel, count: int) -> Iterator[None]:
-    """Meanwhile the configuration tells how many MTP layers there are, and of which types.
-
-    A checkpoint of layers that differ lacks weights, and the loader raises.
-
-    Raises:
-        UnsupportedModelError: nothing says of which types they are, or these cannot draft.
-    """
-    config, family = text_config(target.config), family_of(target.config)
-    told: dict[str, Any] = {"num_mtp_layers": count}
-    if family is not None:
-        block_types(config, family)
-        attention = _types(config, "layer_types", family.attention, count)
-        mlp = _types(config, "mlp_layer_types", family.mlp, count)
-        types = {"mtp_layer_types": attention, "mtp_mlp_layer_types": mlp}
-        told |= {name: value for name, value in types.items() if value} | dict(family.told(config, attention or []))
-    before = {name: getattr(config, name) for name in told if hasattr(config, name)}
-    try:
-        for name, value in told.items():
-            setattr(config, name, value)
-        try:
-            target.config.get_mtp_config()
-        except ValueError as error:  # some configurations do not say of which type the layers are
-            raise UnsupportedModelError(
-                f"{type(target).__name__} must be a model whose MTP layers transformers can build, but it cannot: "
-                f"{error}. {OTHER_METHOD}"
-            ) from error
-        yield
-    finally:
-        for name in told:
-            if name in before:
-                setattr(config, name, before[name])
-            else:
-                delattr(config, name)
-
-
-def _types(config: Any, name: str, otherwise: str | None, count: int) -> list[str] | None:
-    """The types of `count` MTP layers: those that the configuration tells, or the family's."""
-    types, own = getattr(config, name, None), getattr(config, f"mtp_{name}", None)
-    if own is not None or not types:
-        return own
-    if otherwise is None:
-        return None
-    return list(types[:count]) if otherwise == SAME else [otherwise] * count
+def shared_logits(mtp: MtpModel, states: torch.Tensor) -> torch.Tensor:
+    """`(..., vocab_size)` of the main model's head, scaled and cut as the main model does."""
+    logits: torch.Tensor = mtp._project_to_logits(as_read_by(mtp.shared_head, states))
+    return logits
 
 
 def use_float64_experts(mtp: MtpModel) -> None:

@@ -11,19 +11,13 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec.compat import CACHE
-from hf_specdec.compat.mtp import (
-    FamilyMtp,
-    MtpModel,
-    load_mtp,
-    mtp_logits,
-    use_float64_experts,
-    use_mask_attention,
-)
+from hf_specdec.compat.mtp import MtpModel, use_float64_experts, use_mask_attention
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.common.draft_head import PairHead, within
 from hf_specdec.methods.common.wrapped_head import WrappedHead
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from hf_specdec.methods.mtp.checkpoint import load_mtp
+from hf_specdec.methods.mtp.families import FULL, SLIDING
+from hf_specdec.methods.mtp.layers import FamilyMtp, mtp_logits
 
 
 class MtpHead(WrappedHead, PairHead):

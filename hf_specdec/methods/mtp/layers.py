@@ -1,12 +1,4 @@
-"""transformers' multi-token prediction layers, as the checkpoints of each family have them.
-
-Names                              Why
-`modeling_layers.MtpModel`         the layers, whose loader maps the names of some checkpoints
-`get_checkpoint_conversion_mapping`    those names, by the name of that class; the blocks', by the type of the model
-`_project_to_logits`               the shared head as the main model applies it
-
-Tried with transformers 5.23 and 5.24.
-"""
+"""transformers' multi-token prediction layers, as the checkpoints of each family have them."""
 
 import copy
 import functools
@@ -17,16 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
-from transformers.modeling_layers import MtpModel
 
 from hf_specdec.compat.models import text_config
-from hf_specdec.compat.modules import as_read_by
-from hf_specdec.compat.mtp_families import FULL, NUMBERED, MtpFamily, family_of
+from hf_specdec.compat.mtp import MtpModel, WeightRenaming, get_checkpoint_conversion_mapping, shared_logits
 from hf_specdec.errors import UnsupportedModelError
-
-__all__ = ["OTHER_METHOD", "FamilyMtp", "MtpModel", "block_types", "mtp_logits"]
+from hf_specdec.methods.mtp.families import FULL, NUMBERED, MtpFamily, family_of
 
 OTHER_METHOD = 'Use another spec_method, such as "auto".'
 RECURRENT = "linear_attention"
@@ -176,5 +163,4 @@ def mtp_logits(mtp: MtpModel, states: torch.Tensor, stage: int = 0) -> torch.Ten
         if mtp.heads:
             logits: torch.Tensor = mtp.heads[stage](states)
             return logits
-    shared: torch.Tensor = mtp._project_to_logits(as_read_by(mtp.shared_head, states))
-    return shared
+    return shared_logits(mtp, states)

@@ -4,7 +4,6 @@ Every family normalises the next token's embedding and the state before it apart
 first. They differ in the names of the weights, in the block, and in what follows it.
 
 Sources: the reference code of the families and its ports in vLLM and SGLang; `docs/guides/mtp.md` names them.
-Tried with transformers 5.23 and 5.24.
 """
 
 import dataclasses

@@ -1,0 +1,142 @@
+"""MTP layers read from a checkpoint of the target, as its family holds them."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_specdec.common.files import said_of_hub
+from hf_specdec.compat.models import text_config
+from hf_specdec.compat.mtp import MtpModel, has_own_mtp, weight_names
+from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
+from hf_specdec.methods.mtp.families import NUMBERED, SAME, announced_layers, family_of
+from hf_specdec.methods.mtp.layers import OTHER_METHOD, FamilyMtp, block_types
+
+REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
+
+
+def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
+    """The MTP layers in a checkpoint of `target`.
+
+    Args:
+        path: folder or hub name; by default that which the target was loaded from.
+
+    Raises:
+        UnsupportedModelError: MTP layers of such a model are not known.
+        CheckpointError: they are not there.
+    """
+    name, own, dtype = type(target).__name__, target.config.name_or_path, target.config.dtype
+    mtp_class, announced = _class_for(target), announced_layers(target.config)
+    if announced == 0:
+        raise UnsupportedModelError(
+            f"{name} must have a configuration that announces MTP layers, but this one announces 0. {OTHER_METHOD}"
+        )
+    if announced is not None:
+        with _told(target, announced):  # what cannot be built is said before what cannot be read
+            pass
+    if not (path or own):
+        raise CheckpointError(
+            f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. {REMEDY}"
+        )
+    try:
+        count = announced or _num_layers_in(path or own, target)
+        with _told(target, count):
+            target.config.name_or_path = own if path is None else path
+            target.config.dtype = target.dtype  # the loader wants one; a saved configuration names it by a string
+            loaded: MtpModel = mtp_class.from_pretrained(target, device_map={"": target.device})
+    except UnsupportedModelError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and path and not Path(path).exists():
+            raise CheckpointError(f"{said_of_hub(path, first_line(error))} {REMEDY}") from error
+        raise CheckpointError(
+            f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
+            f"{first_line(error)} {REMEDY}"
+        ) from error
+    finally:
+        target.config.name_or_path, target.config.dtype = own, dtype
+    return loaded.eval().requires_grad_(False)
+
+
+def _class_for(target: PreTrainedModel) -> type[MtpModel]:
+    """Finds the family's class, or transformers' own of a model that announces layers which it can find.
+
+    Raises:
+        UnsupportedModelError: there is neither.
+    """
+    found: type[MtpModel] | None = None
+    if family_of(target.config) is not None:
+        found = FamilyMtp
+    elif has_own_mtp(target):
+        found = MtpModel
+    if found is not None:
+        return found
+    raise UnsupportedModelError(
+        f"{type(target).__name__} must be a model with MTP layers that can be read here, but has none. {OTHER_METHOD}"
+    )
+
+
+def _num_layers_in(path: str, target: PreTrainedModel) -> int:
+    """Counts the MTP layers of a checkpoint whose configuration does not say how many.
+
+    Raises:
+        ValueError: there are none.
+    """
+    family = family_of(target.config)
+    assert family is not None
+    numbers = [int(found[1]) for name in weight_names(path) if (found := re.match(family.counted, name))]
+    first = text_config(target.config).num_hidden_layers if family.counted == NUMBERED else 0
+    count = max(numbers, default=-1) + 1 - first
+    if count < 1:
+        raise ValueError("it has no MTP layers.")
+    return int(count)
+
+
+@contextlib.contextmanager
+def _told(target: PreTrainedModel, count: int) -> Iterator[None]:
+    """Meanwhile the configuration tells how many MTP layers there are, and of which types.
+
+    A checkpoint of layers that differ lacks weights, and the loader raises.
+
+    Raises:
+        UnsupportedModelError: nothing says of which types they are, or these cannot draft.
+    """
+    config, family = text_config(target.config), family_of(target.config)
+    told: dict[str, Any] = {"num_mtp_layers": count}
+    if family is not None:
+        block_types(config, family)
+        attention = _types(config, "layer_types", family.attention, count)
+        mlp = _types(config, "mlp_layer_types", family.mlp, count)
+        types = {"mtp_layer_types": attention, "mtp_mlp_layer_types": mlp}
+        told |= {name: value for name, value in types.items() if value} | dict(family.told(config, attention or []))
+    before = {name: getattr(config, name) for name in told if hasattr(config, name)}
+    try:
+        for name, value in told.items():
+            setattr(config, name, value)
+        try:
+            target.config.get_mtp_config()
+        except ValueError as error:  # some configurations do not say of which type the layers are
+            raise UnsupportedModelError(
+                f"{type(target).__name__} must be a model whose MTP layers transformers can build, but it cannot: "
+                f"{error}. {OTHER_METHOD}"
+            ) from error
+        yield
+    finally:
+        for name in told:
+            if name in before:
+                setattr(config, name, before[name])
+            else:
+                delattr(config, name)
+
+
+def _types(config: Any, name: str, otherwise: str | None, count: int) -> list[str] | None:
+    """The types of `count` MTP layers: those that the configuration tells, or the family's."""
+    types, own = getattr(config, name, None), getattr(config, f"mtp_{name}", None)
+    if own is not None or not types:
+        return own
+    if otherwise is None:
+        return None
+    return list(types[:count]) if otherwise == SAME else [otherwise] * count
