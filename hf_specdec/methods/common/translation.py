@@ -91,6 +91,7 @@ class Translation:
     Attributes:
         fixed: the draft's tokens that stay.
         tail: those after them, for now.
+        new_text (`str`): characters that the target's last tokens have completed.
     """
 
     def __init__(self, target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
@@ -100,7 +101,7 @@ class Translation:
         self._specials = {*draft.all_special_ids} - {_id(draft, "unk_token")}
         self.fixed: list[int] = []
         self.tail: list[int] = []
-        self._tail_text = ""
+        self.new_text = self._tail_text = ""
         self._ids: list[int] = []
         self._num_read = 0  # of the target's tokens, those whose characters are complete
 
@@ -121,7 +122,8 @@ class Translation:
     def extend(self, ids: Sequence[int]) -> list[int]:
         """The text goes on with the target's tokens `ids`; returns the draft's that are fixed by now, in addition."""
         self._ids += ids
-        self._tail_text += self._new_text()
+        self.new_text = self._new_text()
+        self._tail_text += self.new_text
         self.tail = self.draft.ids_after(self.fixed, self._tail_text)
         return self._fix()
 
@@ -139,6 +141,11 @@ class Translation:
         if tokens[: len(begun)] != begun:
             return []
         return tokens[len(begun) :] + ends
+
+    @property
+    def tokens_a_token(self) -> float:
+        """The target's tokens of the text for each of the draft's."""
+        return self._num_read / (len(self.fixed) + len(self.tail))
 
     def ends(self, token: int) -> bool:
         """Whether nothing is read of a draft after its token `token`."""

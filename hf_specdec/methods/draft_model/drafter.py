@@ -100,16 +100,15 @@ class DraftModelDrafter(RoundDrafter):
         """Count what was accepted, and let the draft follow the text."""
         tree, accepted = result.tree, result.accepted
         if self._round is not None:
-            self._count(tree, self._round, accepted, num_tokens=len(accepted))
+            self._count(observations(self._round, accepted), self._round, result)
             self._round = None
         self.scorer.keep(tree, accepted)
         self._text += accepted
         self._ids = None
 
-    def _count(self, tree: DraftTree, growth: Growth, accepted: Sequence[int], *, num_tokens: int) -> None:
-        """Learn from a verified round of the draft's tokens, which added `num_tokens` of the target's to the text."""
-        found = observations(growth, accepted)
-        num_nodes = tree.num_draft_tokens
+    def _count(self, found: list[tuple[int, float, bool]], growth: Growth, result: DraftResult) -> None:
+        """Learn what a verified round has cost and brought, and of each token of the draft whether it was accepted."""
+        num_nodes, num_tokens = result.tree.num_draft_tokens, len(result.accepted)
         self.counts.record(found, num_forwards=growth.num_forwards, num_nodes=num_nodes, num_tokens=num_tokens)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
@@ -199,7 +198,8 @@ class DraftModelDrafter(RoundDrafter):
             self.forward_gain = None
             return [c for c in unscored if c.confidence >= threshold and c.value > weakest][:WIDTH]
         cost = self._min_gain * self._cost_of_node  # of a node more in a forward of the draft
-        gains = [c.value * self._gain(weakest / c.value) for c in unscored[:WIDTH]]  # the likelier, the more
+        worth = self.tokens_a_node
+        gains = [worth * c.value * self._gain(weakest / c.value) for c in unscored[:WIDTH]]  # the likelier, the more
         best = [c for c, gain in zip(unscored, gains, strict=False) if gain > cost]
         self.forward_gain = sum(gains[: len(best)]) - cost * (len(best) - 1)
         return best
@@ -240,6 +240,11 @@ class DraftModelDrafter(RoundDrafter):
         return max(1.0, self.counts.tokens_per_cost(self.scorer.relative_cost, self._cost_of_node))
 
     @property
+    def tokens_a_node(self) -> float:
+        """The target's tokens that an accepted token of the draft is worth."""
+        return 1.0
+
+    @property
     def _min_gain(self) -> float:
         """Tokens that a forward of the draft has to gain."""
         return self.scorer.relative_cost * self._tokens_per_cost
@@ -256,7 +261,7 @@ class DraftModelDrafter(RoundDrafter):
         if (self._skipped + 1) % RETRY == 0:
             self._skipped += 1
             return None
-        return self._gain(self.min_probability)
+        return self.tokens_a_node * self._gain(self.min_probability)
 
     def _processed(self, chosen: list[Candidate], rows: torch.Tensor) -> torch.Tensor:
         """The rows as the draft's processors leave them, each shown the text up to its node."""

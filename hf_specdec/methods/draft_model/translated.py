@@ -13,6 +13,7 @@ from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftRes
 from hf_specdec.methods.common.translation import Translation
 from hf_specdec.methods.common.tree_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.candidates import Growth
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 
@@ -41,7 +42,6 @@ class TranslatedDrafter(DraftModelDrafter):
         super().__init__(config, scorer, counts=counts, token_cost=token_cost)
         self.translation = translation
         self._root = 0  # the target's
-        self._in_draft: DraftTree | None = None  # of the last round, in the draft's vocabulary
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text of the target's tokens."""
@@ -52,7 +52,7 @@ class TranslatedDrafter(DraftModelDrafter):
         """Run the draft's round after the text's tail, then translate its tree into the target's vocabulary."""
         known = self.translation
         needed = len(known.tail) + self.config.draft_len
-        self._text, self._in_draft = [*known.fixed, *known.tail], None
+        self._text = [*known.fixed, *known.tail]
         if needed > self.scorer.room():
             request = dataclasses.replace(request, budget=0)
         round_ = super().grow(request)
@@ -69,24 +69,40 @@ class TranslatedDrafter(DraftModelDrafter):
         except StopIteration as finished:
             tree: DraftTree = finished.value
         [tree] = at_common_width([tree], [self.min_probability])
-        self._in_draft = tree
         return self._translated(tree)
 
     def learn_from(self, result: DraftResult) -> None:
         """Count what was accepted, and let the draft follow the text."""
-        accepted = result.accepted
-        before = self._text if self._in_draft is not None else []
-        self._root = accepted[-1]
-        fixed = self.translation.extend(list(accepted))
-        now = [*self.translation.fixed, *self.translation.tail]
-        if self._round is not None and self._in_draft is not None and now[: len(before)] == before:
-            self._count(self._in_draft, self._round, now[len(before) :], num_tokens=len(accepted))
-        self._round = None
+        self._root = result.accepted[-1]
+        fixed = self.translation.extend(list(result.accepted))
+        if self._round is not None:
+            self._count(self._observations(self._round), self._round, result)
+            self._round = None
         self.scorer.keep(result.tree, fixed)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The draft model drafts everything; what the target's tokens are worth is not known one by one."""
         return tuple(DraftedNode(self.scorer.source) for _ in tree.tokens[1:])
+
+    @property
+    def tokens_a_node(self) -> float:
+        """See `DraftModelDrafter`: by the lengths of the whole text in both vocabularies."""
+        return self.translation.tokens_a_token
+
+    def _observations(self, growth: Growth) -> list[tuple[int, float, bool]]:
+        """As `observations`, by characters: of a token within which the new text ends, the rest is not known."""
+        found: list[tuple[int, float, bool]] = []
+        text = self.translation.new_text
+        accepted = [growth.root]
+        while accepted:
+            for child in accepted.pop().children.values():
+                drafted = self.translation.draft.text_after(self._text, child.path())
+                if text.startswith(drafted):
+                    accepted.append(child)
+                elif drafted.startswith(text):
+                    continue
+                found.append((child.rank, child.confidence, text.startswith(drafted)))
+        return found
 
     @property
     def _num_levels(self) -> int:
