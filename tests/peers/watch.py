@@ -76,39 +76,28 @@ class Watch:
         own = {"spec_method": self.method, "spec_config": CONFIGS.get(self.method)}
         own |= {"assistant_model": self._draft(model)} if self.method == "draft_model" else {}
         given = {name: value for name, value in kwargs.items() if name != "streamer"}
-        twin_args, twin_kwargs, state = copied(args), copied(given), torch.get_rng_state()
-        output = raised = twin = twin_raised = None
+        twin_args, twin_kwargs, start = copied(args), copied(given), torch.get_rng_state()
         with _recorded_stats() as stats:
-            try:
-                output = hf_specdec.enable(model).generate(*args, **kwargs, **own)
-            except (ConfigError, UnsupportedModelError) as refusal:
-                self.calls.append({"kind": "refused", "reason": _pattern(refusal)})
-                return self._by_default(model, args, kwargs, state)
-            except Exception as error:
-                raised = error
-        after = torch.get_rng_state()
-        torch.set_rng_state(state)
+            ours = _Outcome(lambda: hf_specdec.enable(model).generate(*args, **kwargs, **own), start)
+        if isinstance(ours.error, ConfigError | UnsupportedModelError):
+            self.calls.append({"kind": "refused", "reason": _pattern(ours.error)})
+            return self._by_default(model, args, kwargs, start)
         kept = vars(model).pop("_cache", None)  # a static cache, in which the twin would write
-        try:
-            twin = generate(model, *twin_args, **twin_kwargs)
-        except Exception as error:
-            twin_raised = error
-        twin_after = torch.get_rng_state()
-        torch.set_rng_state(after)
+        twin = _Outcome(lambda: generate(model, *twin_args, **twin_kwargs), start)
         vars(model).update({} if kept is None else {"_cache": kept})
-        if raised is not None or twin_raised is not None:
-            self.calls.append({"kind": "raises", "reason": type(twin_raised or raised).__name__})
-            if raised is None or twin_raised is None:
-                which = "raises" if raised is not None else "does not raise"
-                self.differences.append(f"{which} {_traced(raised or twin_raised)}")
-            raise raised or twin_raised
-        self.calls.append(_counts(output, stats))
+        torch.set_rng_state(ours.random_state)
+        if (error := ours.error or twin.error) is not None:
+            self.calls.append({"kind": "raises", "reason": type(error).__name__})
+            if ours.error is None or twin.error is None:
+                self.differences.append(f"{'raises' if twin.error is None else 'does not raise'} {_traced(error)}")
+            raise error
+        self.calls.append(_counts(ours.output, stats))
         if self.calls[-1]["is_compared"]:
-            plain = {"output": twin, "arguments": [twin_args, twin_kwargs], "random numbers": _next_numbers(twin_after)}
-            other = {"output": output, "arguments": [args, given], "random numbers": _next_numbers(after)}
+            plain = {"output": twin.output, "arguments": [twin_args, twin_kwargs], "numbers": twin.next_numbers()}
+            other = {"output": ours.output, "arguments": [args, given], "numbers": ours.next_numbers()}
             tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps)
             self.differences += filter(None, [difference(plain, other, self.method, tolerance)])
-        return output
+        return ours.output
 
     def _by_default(self, model: Any, args: Any, kwargs: dict[str, Any], state: torch.Tensor) -> Any:
         """The refused call with the method as the model's default, which decodes plainly where it is not possible."""
@@ -134,6 +123,26 @@ class Watch:
         return self._drafts[model]
 
 
+class _Outcome:
+    """Output or error of a call that begins with the random state `start`."""
+
+    def __init__(self, call: Callable[[], Any], start: torch.Tensor) -> None:
+        torch.set_rng_state(start)
+        self.output: Any = None
+        self.error: Exception | None = None
+        try:
+            self.output = call()
+        except Exception as error:
+            self.error = error
+        self.random_state = torch.get_rng_state()
+
+    def next_numbers(self) -> list[float]:
+        """Random numbers that come next: the bytes of a state have gaps of any content."""
+        generator = torch.Generator()
+        generator.set_state(self.random_state)
+        return [*torch.randn(1, generator=generator).tolist(), *torch.rand(3, generator=generator).tolist()]
+
+
 def _classes(cls: type) -> Iterator[Any]:
     """The class and all below it, this package's left out."""
     yield cls
@@ -145,13 +154,6 @@ def _classes(cls: type) -> Iterator[Any]:
 def _asks_other_way(model: Any, kwargs: dict[str, Any]) -> bool:
     configs = [vars(one) for one in (kwargs.get("generation_config"), model.generation_config) if one is not None]
     return any(settings.get(name) for settings in (kwargs, *configs) for name in OTHERS)
-
-
-def _next_numbers(state: torch.Tensor) -> list[float]:
-    """Numbers drawn from a random state, whose bytes have gaps of any content."""
-    generator = torch.Generator()
-    generator.set_state(state)
-    return [*torch.randn(1, generator=generator).tolist(), *torch.rand(3, generator=generator).tolist()]
 
 
 def _counts(output: Any, stats: list[SpecStats]) -> dict[str, Any]:
@@ -168,9 +170,9 @@ def _counts(output: Any, stats: list[SpecStats]) -> dict[str, Any]:
     }
 
 
-def _traced(error: Exception | None) -> str:
+def _traced(error: Exception) -> str:
     """The error and the last places of this package on its way."""
-    frames = traceback.extract_tb(None if error is None else error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
     own = [f"{frame.filename}:{frame.lineno}" for frame in frames if "/hf_specdec/" in frame.filename]
     return f"{error!r:.200} {' '.join(own[-4:])}"
 

@@ -77,13 +77,13 @@ def test_a_refused_call_is_made_with_the_method_as_default(peers, model):
     assert watch.calls == [{"kind": "refused", "reason": watch.calls[0]["reason"]}] and not watch.differences
 
 
-@pytest.mark.parametrize("fault", ["tokens", "random numbers", "error"])
+@pytest.mark.parametrize("fault", ["tokens", "numbers", "error"])
 def test_a_method_that_changes_the_result_is_seen(peers, model, monkeypatch, fault):
     def generate(*args, spec_method, **kwargs):
         output = GenerationMixin.generate(model, *args, **kwargs)
         if fault == "error":
             raise RuntimeError(fault)
-        if fault == "random numbers":
+        if fault == "numbers":
             torch.rand(1)
         else:
             output.sequences[0, -1] ^= 1
