@@ -160,7 +160,7 @@ def _add_profile(document: Document, shape: str, row: Mapping[str, Any], call: M
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether a device has no room, or the host, whose allocator has no error of its own."""
+    """Tell errors of a device without room, or of the host, whose allocator has no error of its own."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -247,7 +247,7 @@ def _free_memory(device: torch.device) -> None:
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
-    """Of the copy bandwidth, what reading the weights once a token takes: the fastest row of one token a step.
+    """Share of the copy bandwidth that reading the weights once a token takes: the fastest row of one token a step.
 
     Tokens after the first: without the prompt's forward.
     """

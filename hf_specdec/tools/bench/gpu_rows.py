@@ -67,7 +67,7 @@ def measure_row(
 def profile_call(
     loaded: LoadedModel, inputs: Mapping[str, torch.Tensor], max_new_tokens: int, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What one more call asks of a CUDA device, kernels by the time that they take; of other devices the operators.
+    """Profile one more call: a CUDA device's kernels by the time that they take; the operators of other devices.
 
     The profiler slows the host down, not the kernels.
     """
@@ -96,7 +96,7 @@ def _options(max_new_tokens: int, arguments: Mapping[str, Any]) -> dict[str, Any
 
 
 class _Call(NamedTuple):
-    """What is kept of a call: not its cache."""
+    """Tokens, statistics and time of a call, without its cache."""
 
     tokens: list[list[int]]
     stats: Any
@@ -104,7 +104,7 @@ class _Call(NamedTuple):
 
     @property
     def compile_seconds(self) -> float:
-        """Of them, those in which graphs were compiled and recorded, where that is known."""
+        """Seconds in which graphs were compiled and recorded, where that is known."""
         return 0.0 if self.stats is None else float(self.stats.compile_seconds)
 
 

@@ -28,7 +28,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of the shapes is measured; all of it by default.
+    """Part of the shapes that is measured; all of it by default.
 
     Attributes:
         batches, contexts (`tuple[int, ...]`): in the place of the shape's, where there are any.

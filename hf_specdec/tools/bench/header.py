@@ -1,4 +1,4 @@
-"""Where numbers come from: hardware, precision, threads, versions, commit; what every document begins with."""
+"""Source of the numbers of a document: hardware, precision, threads, versions, commit."""
 
 import datetime
 import os
@@ -49,7 +49,7 @@ def header(device: torch.device) -> dict[str, Any]:
 
 
 def model_facts(loaded: LoadedModel) -> dict[str, Any]:
-    """What a measurement says of one model, as JSON values."""
+    """Facts about one model, as JSON values."""
     model = loaded.model
     return {
         "name": loaded.label,

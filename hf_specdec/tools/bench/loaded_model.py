@@ -1,4 +1,4 @@
-"""What is measured on: a model with its tokenizer, and a draft model where there is one."""
+"""A model to measure, with its tokenizer, and a draft model where there is one."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -49,12 +49,12 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go, and the time is measured."""
+        """Device of the inputs."""
         return compat.input_device(self.model)
 
     @property
     def label(self) -> str:
-        """What documents and tables call it, the name and the size that it was widened to."""
+        """Name in documents and tables, with the size that it was widened to."""
         size = self.facts.get("widening")
         return f"{self.name}, {size['hidden_size']}x{size['num_layers']}" if size else self.name
 

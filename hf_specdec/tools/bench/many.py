@@ -81,7 +81,7 @@ def _measured(
 
 
 def _is_equal(result: ManyResult, expected: list[int]) -> bool:
-    """Whether a prompt has the tokens of its row in plain's batch, which is padded where the text ended early."""
+    """Compare a prompt's tokens with those of its row in plain's batch, which is padded where the text ended early."""
     length = len(result.token_ids)
     same = result.token_ids == expected[:length]
     return result.error is None and same and all(token == PAD for token in expected[length:])

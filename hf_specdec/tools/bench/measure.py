@@ -23,7 +23,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call gave; `None` is what it does not tell.
+    """Outcome of one call; `None` where it is not known.
 
     Attributes:
         token_ids (`list[int]`): the new tokens, counted here for every row alike; of a batch row after row, padding
@@ -57,7 +57,7 @@ class Outcome:
     peak_memory_bytes: int | None = None
 
     def record(self) -> dict[str, Any]:
-        """What is known, as JSON values."""
+        """Known fields, as JSON values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -120,7 +120,7 @@ def _new_tokens(ids: torch.Tensor, model: Any) -> list[int]:
 
 
 def _told(stats: SpecStats | None) -> dict[str, Any]:
-    """What every call's statistics say, where it has any."""
+    """Fields that every call's statistics give, where it has any."""
     if stats is None:
         return {}
     points = [list(point) for point in getattr(stats, "reliability", None) or ()]

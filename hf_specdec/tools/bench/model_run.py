@@ -26,7 +26,7 @@ WARM_UP_TOKENS = 8
 
 
 class ModelRun:
-    """What is measured of one model. `entry` holds what there is so far, at any time.
+    """Measurement of one model. `entry` holds its records so far, at any time.
 
     Args:
         rows: the reference first; those that an earlier run left out are left out again.
@@ -114,7 +114,7 @@ class ModelRun:
         return {**visit.key, "row": row.name, **outcome.record()}
 
     def _inputs(self, visit: Visit) -> dict[str, torch.Tensor]:
-        """What is said in a visit, after earlier turns and the reference's answers to them."""
+        """Inputs of a visit, after earlier turns and the reference's answers to them."""
         earlier = [dataclasses.replace(visit, turn=turn) for turn in range(visit.turn)]
         answers = [self._records[_key(before.key, REFERENCE)]["token_ids"] for before in earlier]
         texts = [self.loaded.tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]

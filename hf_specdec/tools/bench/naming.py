@@ -1,4 +1,4 @@
-"""What a row's name says: a method with its configuration, or a class of the user's own."""
+"""Names of rows: a method with its configuration, or a class of the user's own."""
 
 import ast
 import importlib
@@ -19,12 +19,12 @@ COMPANIONS = ("draft_model", "head")  # what a row may have beside what the meth
 
 
 def is_comparison(method: Method) -> bool:
-    """Whether only the benchmark knows it."""
+    """Tell methods that only the benchmark has."""
     return method.name in COMPARISONS
 
 
 def is_method(name: str) -> bool:
-    """Whether the row `name` is a method, with or without a configuration."""
+    """Tell names of methods, with or without a configuration."""
     method_name, _ = split_companion(re.split("[:=]", name, maxsplit=1)[0])
     return any(method_name in (method.name, *method.aliases) for method in (*METHODS.values(), *COMPARISONS.values()))
 
@@ -76,7 +76,7 @@ def _value(keyword: ast.keyword) -> Any:
 
 
 def is_import(name: str) -> bool:
-    """Whether the name is `module:Class`."""
+    """Tell names of the form `module:Class`."""
     return ":" in name and "=" not in name and not name.startswith("transformers:") and not is_method(name)
 
 

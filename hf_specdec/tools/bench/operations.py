@@ -74,7 +74,7 @@ class OperationCounter:
         self._at_last_step = self._counts.copy()
 
     def between_forwards(self) -> list[StepOperations]:
-        """What was counted from each forward's beginning to the next one's; for plain generation, too."""
+        """Counts from each forward's beginning to the next one's; for plain generation, too."""
         return [_between(earlier, later) for earlier, later in itertools.pairwise(self._at_forwards)]
 
     def _forward_hook(self, where: str, change: int) -> Callable[..., None]:

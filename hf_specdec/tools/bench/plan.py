@@ -1,4 +1,4 @@
-"""What a run consists of: its settings, and its visits in their order. Knows nothing about models."""
+"""Plan of a run: its settings, and its visits in their order. Knows nothing about models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WATCHED_ROUND = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """How to measure.
+    """Settings of a measurement.
 
     Args:
         max_new_tokens (`int`, *optional*, defaults to `128`): most new tokens of a call.
@@ -61,7 +61,7 @@ class Visit:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What its records begin with."""
+        """First fields of its records."""
         task = self.prompt.task
         return {"mode": self.mode, "round": self.round, "prompt": self.prompt.id, "task": task, "turn": self.turn}
 

@@ -33,7 +33,7 @@ Draw = Callable[[Document, Any], None]
 
 
 def has_figures(document: Document) -> bool:
-    """Whether there are figures of documents of its kind; of others there are tables alone."""
+    """Tell documents of a kind that has figures; others have tables alone."""
     return document.get("kind") in _figures()
 
 
@@ -69,7 +69,7 @@ def plot_document(
 
 
 def _figures() -> dict[str, dict[str, Draw]]:
-    """What is drawn of each kind of document, by the file's name."""
+    """Figures of each kind of document, by the file's name."""
     return {
         SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
         "replay": {"tokens_per_step": _tokens_per_step},

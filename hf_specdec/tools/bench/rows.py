@@ -1,4 +1,4 @@
-"""What is measured: each row is one way to call `generate`, made afresh for every call.
+"""Rows of a measurement: each is one way to call `generate`, made afresh for every call.
 
 Knows nothing about timing or statistics. Rows come from names:
 

@@ -78,7 +78,7 @@ class Server:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """What a server did for some clients.
+    """Speed and answers of a server under some clients.
 
     Attributes:
         requests_per_second (`float`): all requests over the seconds until the last answer.

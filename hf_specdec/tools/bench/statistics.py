@@ -131,7 +131,7 @@ def _by_task(watched: Sequence[Record], mean: Callable[[Sequence[Record]], float
 
 
 def _after_the_prompt(watched: Iterable[Record], field: str) -> list[int]:
-    """What each forward of the target after a prompt's gave."""
+    """Counts of the target's forwards after the prompt's."""
     return [count for record in watched for count in record.get(field, ())[1:]]
 
 

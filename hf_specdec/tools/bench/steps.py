@@ -1,4 +1,4 @@
-"""What a step costs beside the model's forward: drafting, observing, torch operations, and reads of the device.
+"""Cost of a step outside the model's forward: drafting, observing, torch operations, and reads of the device.
 
 On a CPU times are thread time; on CUDA they are the device's, and launches are those that the profiler saw.
 """

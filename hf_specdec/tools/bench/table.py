@@ -22,6 +22,11 @@ class Table:
         """
         return cls(title, list(columns), [[_cell(text, row) for text in columns.values()] for row in rows])
 
+    def transposed(self) -> "Table":
+        """Make a table of its columns as rows."""
+        heading, *rows = map(list, zip(self.headings, *self.rows, strict=True))
+        return Table(self.title, heading, rows)
+
     def markdown(self) -> str:
         """The table in markdown, its first column left-aligned and the others right-aligned."""
         lines = [self.headings, ["---", *["---:"] * (len(self.headings) - 1)], *self.rows]

@@ -37,7 +37,7 @@ STATIC_TREE: tuple[tuple[int, ...], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecyclingConfig(SpecConfig):
-    """What can be chosen.
+    """Configuration of Token Recycling.
 
     Args:
         hot_start (`bool`, *optional*, defaults to `True`): whether a call begins with the matrix that the one before

@@ -114,7 +114,7 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
 
 
 def _reads_states_elsewhere(head: Eagle3Head | DFlashHead) -> bool:
-    """Whether a DFlash head has parts over its states that are not widened: convolutions, selectors, gates."""
+    """Tell DFlash heads with parts over their states that are not widened: convolutions, selectors, gates."""
     config = head.config
     if not isinstance(config, DFlashHeadConfig):
         return False
@@ -198,7 +198,7 @@ def _keep_head_norms(large: torch.nn.Module, epsilon: float) -> None:
 
 
 def _num_blocks(name: str, num_features: int, *, reads_pairs: bool) -> int:
-    """How many states lie side by side in the last dimension of a head's parameter.
+    """Number of states that lie side by side in the last dimension of a head's parameter.
 
     Args:
         reads_pairs: whether its first layer reads a token's embedding and a state.

@@ -100,7 +100,7 @@ def _show_document(document: Document, output: OutputOptions) -> None:
 
 
 def _measured(asked: _Asked) -> Document:
-    """What is asked for; an interrupt leaves what there is, in the document and in the file."""
+    """Measure; an interrupt leaves the rows so far, in the document and in the file."""
     kind, file = asked.kind.chosen, asked.file
     try:
         file.document = MEASURED[kind](asked)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelsOptions:
-    """What is measured on, and where."""
+    """Models to measure, and their device."""
 
     model: Annotated[
         list[str] | None, typer.Option(help="Folder or hub name; repeat for more. Default: the embedded target.")
@@ -76,7 +76,7 @@ class ModelsOptions:
 
     @property
     def sizes(self) -> list[tuple[int, int] | None]:
-        """What models are widened to, each once; `None` is their own size."""
+        """Sizes that models are widened to, each once; `None` is their own size."""
         return list(dict.fromkeys(None if size == NATIVE else read_size(size) for size in self.widen or [NATIVE]))
 
     @property
@@ -87,7 +87,7 @@ class ModelsOptions:
         return None if self.device_map is None else where.target
 
     def pick_device(self) -> torch.device:
-        """Where it runs, with the threads that were asked for, and without bars while weights are read.
+        """Pick the device, set the threads, and show no bars while weights are read.
 
         Raises:
             ConfigError: the device or the attention is none.

@@ -23,7 +23,7 @@ MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  #
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """What is measured on, beside the models."""
+    """Prompts to measure."""
 
     prompts: Annotated[
         list[str] | None, typer.Option(help="File or folder of prompts; repeat for more. Default: the built-in set.")
@@ -65,7 +65,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is run, and how often."""
+    """Rows to run, and how often."""
 
     row: Annotated[
         list[str] | None,
@@ -101,7 +101,7 @@ class RunOptions:
 
     @property
     def rows(self) -> list[str]:
-        """What `--row` names, and a row for each list form."""
+        """Rows that `--row` names, and one for each list form."""
         methods = config_arguments()
         return [*(self.row or ()), *(f"{methods[name].name}={form}" for name, form in self._forms.items())]
 
@@ -123,7 +123,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class KindOptions:
-    """What is measured instead of speeds; at most one of these."""
+    """Measurements instead of speeds; at most one of these."""
 
     cost: Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")] = (
         False
@@ -166,7 +166,7 @@ class KindOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where the document goes."""
+    """Forms and files of the document."""
 
     json: options.Json = False
     markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False

@@ -1,4 +1,4 @@
-"""Which options each measurement of `hf-specdec bench` reads: one that is given and not read is an error."""
+"""Options that each measurement of `hf-specdec bench` reads: one that is given and not read is an error."""
 
 from dataclasses import fields
 

@@ -187,7 +187,7 @@ class _Chat:
         self.messages += [{"role": "user", "content": said}, {"role": "assistant", "content": shown.text}]
 
     def describe_last(self) -> str:
-        """How the last answer came about."""
+        """Statistics of the last answer, in words."""
         if self.stats is None:
             return "there is no answer with drafts yet"
         reused = f"the cache held {counted(self.num_reused, 'token')} of the prompt"

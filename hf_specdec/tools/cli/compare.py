@@ -3,6 +3,7 @@
 Each round begins with what the model remembered before, so that no call can draft from its own answer.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,17 @@ from hf_specdec.tools.cli.report import progress_bar
 PLAIN = "plain generate"
 TRANSFORMERS = "transformers prompt lookup"
 ASSISTED = "transformers assistant"
+COLUMNS = {
+    "": "{name}",
+    "tokens": "{tokens}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "x plain": "{ratio_to_plain:.2f}",
+    "x transformers": "{ratio_to_transformers:.2f}",
+    "drafted": "{drafted}",
+    "accepted": "{accepted}",
+    "acceptance length": "{mean_acceptance_length:.2f}",
+    "equal to plain": "{prompts_equal_to_plain} of {num_prompts}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was measured.
+    """Result of a comparison.
 
     Attributes:
         rounds (`int`): timed rounds that are complete.
@@ -146,21 +158,6 @@ def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_pr
 
 
 def comparison_table(rows: Sequence[ComparedRow], num_prompts: int) -> Table:
-    """The table of `generate --compare`, a column for each way, so that it fits a terminal."""
-
-    def times(ratio: float | None) -> str:
-        return "-" if ratio is None else f"{ratio:.2f}"
-
-    lines = {
-        "tokens": [str(row.tokens) for row in rows],
-        "tokens/s": [f"{row.tokens_per_second:.1f}" for row in rows],
-        "x plain": [times(row.ratio_to_plain) for row in rows],
-        "x transformers": [times(row.ratio_to_transformers) for row in rows],
-        "drafted": [str(row.drafted) for row in rows],
-        "accepted": [str(row.accepted) for row in rows],
-        "acceptance length": [f"{row.mean_acceptance_length:.2f}" for row in rows],
-        "equal to plain": [
-            "-" if row.name == PLAIN else f"{row.prompts_equal_to_plain} of {num_prompts}" for row in rows
-        ],
-    }
-    return Table("", ["", *(row.name for row in rows)], [[name, *cells] for name, cells in lines.items()])
+    """Make the table of `generate --compare`, a column for each way, so that it fits a terminal."""
+    cells = [{**dataclasses.asdict(row), "num_prompts": num_prompts} for row in rows]
+    return Table.of("", COLUMNS, cells).transposed()

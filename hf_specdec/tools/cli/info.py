@@ -117,7 +117,7 @@ def _head(head: DraftHead) -> dict[str, Any]:
 
 
 def _head_pair(target: PreTrainedModel, head: DraftHead) -> dict[str, Any]:
-    """Whether the head can draft for the target, and which of its hidden states it reads."""
+    """Fit of a head to the target, and the hidden states that it reads."""
     try:
         return {"goes together": True, "reason": "their sizes agree", "hidden states": list(check_head(target, head))}
     except SpecError as error:
@@ -125,7 +125,7 @@ def _head_pair(target: PreTrainedModel, head: DraftHead) -> dict[str, Any]:
 
 
 def _pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool) -> dict[str, Any]:
-    """Whether the draft can draft for the target, and what each of them can do."""
+    """Fit of a draft to the target, and the tiers of both."""
     try:
         draft_capability(target, draft, translates=translates)
         reason = None

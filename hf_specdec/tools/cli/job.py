@@ -13,7 +13,7 @@ from hf_specdec.common.stats import SpecStats
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one call gave.
+    """Result of one call.
 
     Attributes:
         token_ids (`list[int]`): the new tokens, the prompt left out.

@@ -174,12 +174,12 @@ class JobFile:
 
 
 def _asked(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line answers."""
+    """Prompt that a line answers."""
     return {name: line[name] for name in ("prompt", "line") if name in line}
 
 
 def _is_cut_off(text: bytes, *, is_only: bool) -> bool:
-    """Whether a text without a line's end is the beginning of a line of a job.
+    """Tell the beginning of a line of a job, cut off before its end.
 
     Args:
         is_only: there is no whole line before it: then it must begin as only such lines do, and be no whole line.

@@ -55,7 +55,7 @@ class MemoryOnDisk:
 
 
 def open_memory(path: Path | None) -> MemoryOnDisk | None:
-    """What `--spec-memory` names, checked before a model is loaded; `None` without the option."""
+    """File that `--spec-memory` names, checked before a model is loaded; `None` without the option."""
     return None if path is None else MemoryOnDisk(path)
 
 

@@ -59,7 +59,7 @@ def read_method(
 
 
 def loads_draft(method: str | None, config: SpecConfig | None, draft_model: str | None) -> bool:
-    """Whether there is a second model to load: one that is named, or the embedded one."""
+    """Tell calls with a second model to load: one that is named, or the embedded one."""
     drafts_itself = config is not None and config.drafting_layers is not None
     return draft_model is not None or (method is not None and resolve(method).needs_assistant and not drafts_itself)
 

@@ -129,7 +129,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How the target is loaded, and where it goes."""
+    """Loading of the target, and its devices."""
 
     attn_implementation: AttnImplementation = None
     threads: Annotated[
@@ -178,7 +178,7 @@ LIST_FORMS = ("prompt_lookup_config", "lookahead_config", "draft_model_config", 
 
 @dataclass(frozen=True, slots=True)
 class MethodOptions:
-    """Which method drafts, and with what."""
+    """Method, its configuration and its draft model."""
 
     spec_method: Annotated[
         str | None,
@@ -225,7 +225,7 @@ class MethodOptions:
 
     @property
     def has_config(self) -> bool:
-        """Whether an option gives the method's parameters."""
+        """True where an option gives the method's parameters."""
         return any(getattr(self, name) is not None for name in ("spec_config", *LIST_FORMS))
 
     def arguments(self, method: str | None, config: SpecConfig | None, dtype: str, target: Loaded) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class MethodOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How tokens are chosen."""
+    """Choice of tokens."""
 
     do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of taking the likeliest token.")] = (
         False

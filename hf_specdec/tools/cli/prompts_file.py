@@ -52,7 +52,7 @@ class ManyOptions:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is a file; after `check` there are both."""
+        """True where there is a file; after `check` there are both."""
         return self.prompts_file is not None
 
     @property

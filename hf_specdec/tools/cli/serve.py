@@ -20,7 +20,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Where the server listens, and to whom."""
+    """Address of the server, and its keys."""
 
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")] = (
         "127.0.0.1"
@@ -51,7 +51,7 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """What requests share."""
+    """Batch, queue and memory that requests share."""
 
     batch_size: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a request that does not say.")] = 512

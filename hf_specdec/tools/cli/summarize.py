@@ -25,11 +25,21 @@ from hf_specdec.tools.summarize.run import Summarizer, summarize_all
 
 PLAIN = "plain generate"
 TOLERANCE = 0.5  # points of ROUGE-1
+COLUMNS = {
+    "": "{name}",
+    "ROUGE-1": "{rouge1:.2f}",
+    "ROUGE-2": "{rouge2:.2f}",
+    "ROUGE-L": "{rougeL:.2f}",
+    "ROUGE-Lsum": "{rougeLsum:.2f}",
+    "tokens": "{num_tokens}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "equal to plain": "{num_equal_to_plain} of {num_articles}",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArticleOptions:
-    """What is summarised."""
+    """Articles to summarise."""
 
     articles: Annotated[
         Path | None,
@@ -56,7 +66,7 @@ class ArticleOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AccuracyOptions:
-    """What the summaries must reach."""
+    """Thresholds of the summaries."""
 
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Exit with 1 where the method's summaries fall past a threshold.")
@@ -84,7 +94,7 @@ class AccuracyOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """How articles become prompts."""
+    """Prompts made of the articles."""
 
     batch_size: Annotated[int, typer.Option(min=1, help="Articles in one call of generate.")] = 1
     max_input_tokens: Annotated[
@@ -159,7 +169,8 @@ def summarize(
     if json:
         print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows, "is_complete": is_complete})
     else:
-        print_table(_table(rows, num_articles), ", ".join(f"{name} {value}" for name, value in setting.items()))
+        table = Table.of("", COLUMNS, [{**row, "num_articles": num_articles} for row in rows])
+        print_table(table, ", ".join(f"{name} {value}" for name, value in setting.items()))
     if rows[-1]["num_equal_to_plain"] < num_articles and setting["dtype"] != "float32":
         near_tie_note(setting["dtype"])
     if not is_complete:
@@ -171,7 +182,7 @@ def summarize(
 def _measured(
     summarizer: Summarizer, articles: list[Article], ways: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What each way came to, plain generation first, as JSON values."""
+    """Scores and speed of each way, plain generation first, as JSON values."""
     written = summarize_all(summarizer, articles, ways)
     plain = written[PLAIN]
     references = [article.reference for article in articles[: len(plain.texts)]]
@@ -209,18 +220,3 @@ def _least_equal(summarizer: Summarizer, config: SpecConfig) -> float:
     """1 where the method promises plain generation's tokens, else 0: in half precision a near-tie may flip."""
     follows_seed = not summarizer.options["do_sample"] or (config.is_seed_exact and summarizer.batch_size == 1)
     return float(follows_seed and precision_of(summarizer.model) == "float32")
-
-
-def _table(rows: list[dict[str, Any]], num_articles: int) -> Table:
-    kinds = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
-    cells = [
-        [
-            row["name"],
-            *(f"{row[kind]:.2f}" for kind in kinds),
-            str(row["num_tokens"]),
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['num_equal_to_plain']} of {num_articles}",
-        ]
-        for row in rows
-    ]
-    return Table("", ["", *kinds.values(), "tokens", "tokens/s", "equal to plain"], cells)

@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[str, ...]] = {  # options that hold for some kinds alone
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How the draft is trained."""
+    """Settings of the training."""
 
     kind: Annotated[
         Kind,
@@ -217,9 +217,9 @@ def _show_log() -> None:
 
 
 def _table(report: HeadReport) -> Table:
-    rates = [f"first {place + 1} accepted" for place in range(len(report.measured[0].rates))]
-    rows = [
-        [f"{found.temperature:g}", *(f"{rate:.3f}" for rate in found.rates), f"{found.tokens_per_step:.2f}"]
-        for found in report.measured
-    ]
-    return Table("", ["held-out texts of temperature", *rates, "tokens a step"], rows)
+    columns = {
+        f"first {place + 1} accepted": f"{{rates[{place}]:.3f}}" for place in range(len(report.measured[0].rates))
+    }
+    columns = {"held-out texts of temperature": "{temperature:g}", **columns, "tokens a step": "{tokens_per_step:.2f}"}
+    rows = [{**dataclasses.asdict(one), "tokens_per_step": one.tokens_per_step} for one in report.measured]
+    return Table.of("", columns, rows)

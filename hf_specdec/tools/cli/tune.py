@@ -82,12 +82,10 @@ def _curves(tuned: Tuned) -> list[dict[str, Any]]:
 
 
 def _table(tuned: Tuned) -> Table:
-    batches = tuned.seconds.items()
-    headings = [text for rows, _ in batches for text in (f"batch {rows}", "x one token")]
-    sizes = sorted({size for _, seconds in batches for size in seconds})
-    cells = [[str(size)] for size in sizes]
-    for _, seconds in batches:
-        for row, size in zip(cells, sizes, strict=True):
-            known = seconds.get(size)
-            row += ["-", "-"] if known is None else [f"{1e3 * known:.2f} ms", f"{known / seconds[1]:.2f}"]
-    return Table("", ["tokens a row", *headings], cells)
+    columns, lines = {"tokens a row": "{size}"}, dict[int, dict[str, Any]]()
+    for rows, seconds in tuned.seconds.items():
+        columns |= {f"batch {rows}": f"{{ms{rows}:.2f}} ms", f"x one token of {rows}": f"{{ratio{rows}:.2f}}"}
+        for size, found in seconds.items():
+            line = lines.setdefault(size, {"size": size})
+            line |= {f"ms{rows}": 1e3 * found, f"ratio{rows}": found / seconds[1]}
+    return Table.of("", columns, [lines[size] for size in sorted(lines)])

@@ -1,4 +1,4 @@
-"""Where a command's models go: options to arguments of `from_pretrained`, and processes that share a model."""
+"""Placement of a command's models: options to arguments of `from_pretrained`, and processes that share a model."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where the models of a command go.
+    """Placement of the models of a command.
 
     Attributes:
         target: arguments of `from_pretrained` for the target.
@@ -37,7 +37,7 @@ class Where:
     device: torch.device | None = None
 
     def beside(self, target: PreTrainedModel) -> torch.device | None:
-        """Where a draft without a device list goes; `None` leaves it to the machine."""
+        """Device of a draft without a device list; `None` leaves it to the machine."""
         return target.device if self.tensor_parallel else self.device
 
     @contextlib.contextmanager
@@ -132,7 +132,7 @@ def _device_map(text: str) -> str | dict[str, Any]:
 
 
 def _memory_device(name: str) -> int | str:
-    """What accelerate calls the device of a size: the number of an accelerator, or a name."""
+    """Accelerate's name for the device of a size: the number of an accelerator, or a name."""
     if not name.isdecimal() and name not in MEMORY_NAMES:
         rule = f"must have sizes of {', '.join(MEMORY_NAMES)} or numbers of accelerators"
         raise ConfigError("--max-memory", rule, name, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')

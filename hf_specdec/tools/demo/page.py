@@ -126,7 +126,7 @@ class Page:
                 self.download = gr.DownloadButton("Download the run as JSON", interactive=False, elem_id="download")
 
     def _connect(self) -> None:
-        """What happens when."""
+        """Connect components and handlers."""
         given = [self.prompt, self.methods, self.tokens, self.temperature, self.seed, self.remembers]
         asked = [*given, *self.knobs.values()]
         shown = [self.status, self.link, self.lanes, self.race, self.memories, self.lane, self.number]
@@ -305,7 +305,7 @@ def _progress(running: Running, settings: Settings) -> str:
 
 
 def _choice(example: Example) -> str:
-    """What an example's button does, in the browser alone: prompt and explanation."""
+    """Script of an example's button, in the browser alone: prompt and explanation."""
     return f"() => {json.dumps([example.prompt, draw_notice(example.shows)])}"
 
 

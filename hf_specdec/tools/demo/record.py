@@ -1,4 +1,4 @@
-"""What was seen of a race, as plain data: lanes of tokens with their times, and steps with their trees.
+"""Record of a race, as plain data: lanes of tokens with their times, and steps with their trees.
 
 Knows neither models nor pages; `to_dict` is JSON.
 """
@@ -29,7 +29,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one source of a blend said: its own probability of the token, and the log odds it added."""
+    """Vote of one source of a blend: its own probability of the token, and the log odds it added."""
 
     source: str
     probability: float
@@ -163,7 +163,7 @@ class Race:
 
     @property
     def plain(self) -> Lane:
-        """What the others are compared with."""
+        """Lane that the others are compared with."""
         return self.lanes[0]
 
     def ratio(self, lane: Lane) -> float | None:

@@ -32,7 +32,7 @@ class Stop(StoppingCriteria):
 
     @property
     def is_over(self) -> bool:
-        """Whether texts end now."""
+        """True where texts end now."""
         return self._asked.is_set() or time.monotonic() >= self._deadline
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:

@@ -215,7 +215,7 @@ class Racer:
 
 
 def _name(model: PreTrainedModel) -> str:
-    """What people call it: the last part of its path."""
+    """Name for people: the last part of its path."""
     path = model.config.name_or_path.rstrip("/")
     return "the embedded model" if path == embedded.path("target") else path.rpartition("/")[2]
 

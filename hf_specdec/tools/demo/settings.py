@@ -1,4 +1,4 @@
-"""What a visitor may ask for, checked, and its short form in a link."""
+"""Settings of a race, checked, and their short form in a link."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ LEAST_TEMPERATURE, MAX_TEMPERATURE, MAX_SEED = 0.01, 2.0, 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one visitor may use.
+    """Limits of one visitor.
 
     Attributes:
         max_new_tokens (`int`): most tokens of one lane.

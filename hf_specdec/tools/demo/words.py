@@ -32,7 +32,7 @@ class Words:
         return tuple([self.word(token) for token in tokens])
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """What each token adds; a character of several tokens belongs to the last of them."""
+        """Text that each token adds; a character of several tokens belongs to the last of them."""
         ids, pieces = [*self.context, *tokens], list[str]()
         start, end = 0, len(self.context)  # the last complete piece, which says how the next one is spelled
         for place in range(len(self.context), len(ids)):

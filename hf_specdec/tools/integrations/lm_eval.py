@@ -91,7 +91,7 @@ class SpecHFLM(HFLM):
         return output
 
     def _reason_against(self, kwargs: dict[str, Any]) -> str | None:
-        """Why a task's settings have no speculative form, or `None`."""
+        """Reason why a task's settings have no speculative form, or `None`."""
         try:
             check_modes(settings_of(kwargs, [generation_model(self.model).generation_config]), kwargs)
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Who may ask: the check of API keys around the routes.
+"""Check of API keys around the routes.
 
 Plain ASGI: between a middleware of starlette's `BaseHTTPMiddleware` and a route the message that a client has hung up
 is lost.

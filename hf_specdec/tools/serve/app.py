@@ -88,7 +88,7 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
 
 
 def _not_served(request: Request, status: int) -> RequestError:
-    """What a client is told of a path, or of a method of it, that there is none of."""
+    """Error for a path or a method that is not served."""
     message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
     return RequestError(status, message, "unknown_url")
 
@@ -108,7 +108,7 @@ async def _body(request: Request, kind: type[Body]) -> Body:
 
 
 def _wrong_field(error: ValidationError) -> RequestError:
-    """What a client is told of the first field that is wrong."""
+    """Error for the first field that is wrong."""
     found = error.errors(include_url=False, include_context=False)
     first, place = found[0], found[0]["loc"][:-1]
     if found[0]["loc"][-1:] == ("str",):  # one type of a union: the error of the type that was read furthest counts
@@ -130,7 +130,7 @@ class _Server:
         self.engine, self.reader = engine, reader
 
     def _read(self, body: GenerationRequest, api_key: str | None) -> dict[str, Any]:
-        """What the engine decodes. Stop strings are compared with the whole vocabulary, which may take seconds."""
+        """Inputs for the engine. Stop strings are compared with the whole vocabulary, which may take seconds."""
         return self.engine.prepared(self.reader.read(body, api_key))
 
     async def answer(self, request: Request, body: GenerationRequest) -> Response:
@@ -250,7 +250,7 @@ class _Reply:
 
 
 def _refusal(error: Exception) -> RequestError:
-    """What a client is told of an error while its request is decoded."""
+    """Error for a request that failed while it was decoded."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, ValueError):

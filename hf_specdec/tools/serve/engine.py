@@ -40,12 +40,12 @@ class Answer:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it."""
+        """True where no client waits for it."""
         return self._cancelled.is_set()
 
     @property
     def result(self) -> ManyResult:
-        """What became of the request.
+        """Result of the request.
 
         Raises:
             CancelledError: it was cancelled while it waited.
@@ -144,7 +144,7 @@ class ServingEngine:
         return answer
 
     def end_answers(self, error: Exception) -> None:
-        """Who reads an answer that is open gets the error."""
+        """End open answers with an error."""
         for answer in list(self._open):
             answer.cancel(error)
 

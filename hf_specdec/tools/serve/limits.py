@@ -1,4 +1,4 @@
-"""What the configuration of a request may ask of a server."""
+"""Limits of a request's configuration on a server."""
 
 import dataclasses
 

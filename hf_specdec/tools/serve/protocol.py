@@ -26,7 +26,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """What a stream tells beside its text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -58,7 +58,7 @@ class Message(_Body):
 
 
 class GenerationRequest(_Body):
-    """What both kinds of request share. `user`, `metadata` and `store` are accepted and not kept."""
+    """Fields that both kinds of request share. `user`, `metadata` and `store` are accepted and not kept."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
@@ -175,7 +175,7 @@ class CompletionRequest(GenerationRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _only_prompt(cls, prompt: Any) -> Any:
-        """Of a list of prompts the only one, as LangChain's client sends it."""
+        """Take the only prompt of a list, as LangChain's client sends it."""
         if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
             return prompt
         if len(prompt) > 1:

@@ -22,7 +22,7 @@ Memory = Literal["request", "key", "shared"]
 
 
 class RequestError(Exception):
-    """What a client did wrong.
+    """Error of a client's request.
 
     Args:
         status (`int`): of HTTP.
@@ -161,7 +161,7 @@ class RequestReader:
         return found
 
     def _has_draft_for(self, method: Method) -> bool:
-        """Whether the server's draft model or head is one that the method drafts with."""
+        """Tell methods that draft with the server's draft model or head."""
         if isinstance(self.draft_model, DraftHead):
             return method.name in self.draft_model.methods
         return self.draft_model is not None and method.takes_draft_model

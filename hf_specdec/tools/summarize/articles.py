@@ -59,7 +59,7 @@ def load_articles(name: str, *, limit: int | None = None) -> list[Article]:
 
 
 def _articles(option: str, rows: Iterable[tuple[str, Any]], limit: int | None) -> list[Article]:
-    """Of rows with their places."""
+    """Articles of rows with their places."""
     articles = [_article(place, row) for place, row in islice(rows, limit)]
     if not articles:
         raise ConfigError(option, "must hold at least one article", 0, "A line is an article and its highlights.")

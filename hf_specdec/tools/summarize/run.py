@@ -25,7 +25,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what tokens that end within a chara
 
 @dataclass(slots=True)
 class Summaries:
-    """What one way to generate wrote, article by article.
+    """Summaries by one way to generate, article by article.
 
     Attributes:
         token_ids (`list[list[int]]`): the new tokens, up to the end-of-text token and with it.

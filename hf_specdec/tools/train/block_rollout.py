@@ -135,6 +135,6 @@ class BlockRollout(nn.Module):
 
 
 def _at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """What stands at `places`, `(N, ...)`, of `(N, L, ...)`."""
+    """Values at `places`, `(N, ...)`, of `(N, L, ...)`."""
     rows = torch.arange(len(values), device=values.device).view(-1, *[1] * (places.ndim - 1))
     return values[rows, places]

@@ -115,7 +115,7 @@ def write_dflash_card(
 
 
 def _origin(head: DFlashHead) -> str:
-    """Of what its files are, and what it began with."""
+    """Form of its files, and the head that it began with."""
     mask = " The mask has an embedding of its own in mask_embedding.pt." if head.mask_embedding is not None else ""
     if head.published is None:
         return f"The files are in the form of the method's authors.{mask}"

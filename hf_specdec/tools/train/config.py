@@ -1,4 +1,4 @@
-"""What `train_head` and `train_draft` can be told."""
+"""Settings of `train_head`, `train_dflash` and `train_draft`."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def _check_decay(step_decay: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a draft is trained, of whatever kind, on texts that the target writes.
+    """Training of a draft of any kind, on texts that the target writes.
 
     Args:
         num_texts (`int`, *optional*, defaults to `4000`):
@@ -157,7 +157,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTraining(Training):
-    """How an EAGLE-3 head is trained. So many `rollout_steps` of each position are trained (training-time test).
+    """Training of an EAGLE-3 head. So many `rollout_steps` of each position are trained (training-time test).
 
     Args:
         layer_ids (`tuple[int, ...]`, *optional*):
@@ -193,7 +193,7 @@ class HeadTraining(Training):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftTraining(Training):
-    """How a draft model is distilled.
+    """Distillation of a draft model.
 
     Args:
         draft_layers (`int`, *optional*):
@@ -220,7 +220,7 @@ class DraftTraining(Training):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashTraining(Training):
-    """How a DFlash head is trained, or with a `markov_rank` a DSpark head.
+    """Training of a DFlash head, or with a `markov_rank` of a DSpark head.
 
     Args:
         layer_ids (`tuple[int, ...]`, *optional*):

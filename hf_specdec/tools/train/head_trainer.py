@@ -83,7 +83,7 @@ def train_head(
 
 
 def _token_counts(work: Path, config: HeadTraining, vocab_size: int) -> torch.Tensor:
-    """How often the texts that are learned from hold each token."""
+    """Count of each token in the texts that are learned from."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for shard in shards(work, range(config.num_held_out_shards, config.num_shards)):
         counts += torch.bincount(shard.ids[shard.real], minlength=vocab_size)

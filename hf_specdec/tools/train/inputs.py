@@ -1,4 +1,4 @@
-"""What a training is given, beside its settings: checked before the target writes anything."""
+"""Arguments of a training, checked before the target writes anything."""
 
 import os
 from collections.abc import Sequence

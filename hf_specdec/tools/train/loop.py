@@ -277,7 +277,7 @@ class TrainingLoop:
 
 
 def _read_state(file: Path, device: torch.device) -> dict[str, Any]:
-    """What `_save` wrote.
+    """Read the state that `_save` wrote.
 
     Raises:
         CheckpointError: it is damaged.
@@ -339,7 +339,7 @@ def _schedule(progress: float) -> float:
 
 
 def _first_token(target: PreTrainedModel) -> int:
-    """What texts of the target's own begin with."""
+    """First token of texts of the target's own."""
     token = target.generation_config.bos_token_id
     if token is None:
         raise ConfigError("prompts", "must be given for a model without bos_token_id", None, "Give a file of prompts.")

@@ -1,4 +1,4 @@
-"""What training came to."""
+"""Results of a training."""
 
 from dataclasses import dataclass
 

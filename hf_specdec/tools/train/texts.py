@@ -73,7 +73,7 @@ def prompt_ids(
 
 
 def shard_path(folder: Path, index: int) -> Path:
-    """Where shard `index` lies."""
+    """Path of shard `index`."""
     return folder / f"shard-{index:05d}.safetensors"
 
 

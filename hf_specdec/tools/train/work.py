@@ -104,7 +104,7 @@ def settings_of(
     config: Training,
     head: nn.Module | None,
 ) -> Settings:
-    """What the texts, the draft's shape and its first weights depend on: other work is not gone on with.
+    """Settings that the texts, the draft's shape and its first weights depend on: other work is not continued.
 
     Args:
         prompts: token ids of the prompts, by their length; `None` where the target writes from its first token on.

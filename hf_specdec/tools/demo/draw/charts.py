@@ -26,7 +26,7 @@ def draw_charts(race: Race) -> str:
 
 
 def _acceptance(lane: Lane) -> str:
-    """Of the steps that drafted so deep, the share that accepted a token there."""
+    """Share of the steps that accepted a token at a depth, of those that drafted so deep."""
     counts = lane.accepted_by_position()
     shares = [accepted / drafted for drafted, accepted in counts]
     slot, every = PLOT_WIDTH / max(1, len(shares)), 1 + len(shares) // 12

@@ -22,7 +22,7 @@ the same; there are fewer forwards.</li>
 
 
 def draw_machine(facts: dict[str, Any]) -> str:
-    """Where the model runs."""
+    """Device and threads of the model."""
     threads = facts.get("threads", 1)
     return escaped(f"{facts.get('device', 'this machine')}, {counted(threads, 'thread')}")
 
@@ -35,7 +35,7 @@ def draw_notice(text: str, *, is_heading: bool = False) -> str:
 
 
 def draw_error(error: Exception | str) -> str:
-    """What is wrong and what to do, without a traceback."""
+    """An error and its remedy, without a traceback."""
     return f'<div class="hs hs-error" role="alert"><strong>Not possible:</strong> {escaped(str(error))}</div>'
 
 

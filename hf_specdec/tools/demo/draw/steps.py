@@ -49,7 +49,7 @@ def _text(race: Race, lane: Lane, step: Step) -> str:
 
 
 def _what_happened(step: Step) -> str:
-    """Where the target turned off, and what the draft had there."""
+    """Place where the target left the draft, and the drafted tokens there."""
     accepted = [number for number, node in enumerate(step.nodes) if node.is_accepted]
     last = accepted[-1]
     offered = [node.text for node in step.nodes if node.parent == last]
@@ -65,7 +65,7 @@ def _what_happened(step: Step) -> str:
 
 
 def _votes(step: Step) -> str:
-    """What each source of a blend said of the nodes, accepted ones first."""
+    """Votes of each source of a blend for the nodes, accepted ones first."""
     order = sorted(range(1, len(step.nodes)), key=lambda number: (not step.nodes[number].is_accepted, number))
     rows = [_voted(step, step.nodes[number]) for number in order[:MAX_VOTED]]
     rest = len(order) - MAX_VOTED
