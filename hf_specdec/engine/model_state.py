@@ -125,8 +125,8 @@ class ModelState:
 
 def state_of(model: torch.nn.Module) -> ModelState:
     """The state of a model or a draft head, made at first use."""
-    state: ModelState = model.__dict__.setdefault(ATTRIBUTE, ModelState())
-    return state
+    state: ModelState | None = model.__dict__.get(ATTRIBUTE)
+    return model.__dict__.setdefault(ATTRIBUTE, ModelState()) if state is None else state
 
 
 def compiled_beside(target: PreTrainedModel, draft: torch.nn.Module) -> None:
