@@ -15,25 +15,11 @@ import torch
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.transfer import to_device
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall, head_cache, static_head_cache
-from hf_specdec.forward.networks.runner_base import RowScorer
+from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall, head_cache
 from hf_specdec.forward.target.compiled_forward import Step, StepKind
 from hf_specdec.methods.common.draft_head import AttentionSpan, BlockHead
 
 Array = npt.NDArray[Any]
-
-
-class BlockScorer(RowScorer):
-    """One row of a block head.
-
-    Attributes:
-        max_draft_len (`int`): levels of a tree that a block has tokens for.
-        relative_cost (`float`): of the next request; once the block is computed, requests cost nothing.
-    """
-
-    def __init__(self, runner: "BlockRunner", place: int) -> None:
-        super().__init__(runner, place)
-        self.max_draft_len = runner.head.num_drafted
 
 
 class BlockRunner(BaseHeadRunner[BlockHead]):
@@ -43,12 +29,11 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         project: states of the head to logits, the target's or those of the head's own vocabulary.
     """
 
-    scorer_class = BlockScorer
     per_row = ("_firsts", "_unread", "_blocks", "_states", "_memories")
 
     def __init__(self, head: BlockHead, call: HeadCall, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(head, call)
-        self.project = project
+        self.project, self.max_draft_len = project, head.num_drafted
         self._firsts = [0] * self.num_rows  # position of each row's first state
         self._unread: list[list[torch.Tensor]] = [[] for _ in self.texts]  # features that the cache lacks
         # of this round: (num_drafted, draft_vocab_size) logits, (num_drafted, hidden_size) states, and
@@ -56,10 +41,8 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         self._blocks: list[torch.Tensor | None] = [None] * self.num_rows
         self._states: list[torch.Tensor | None] = [None] * self.num_rows
         self._memories: list[torch.Tensor | None] = [None] * self.num_rows
-        reserve, shapes = call.reserve + head.block_size, head.cache_shapes()
-        self._shapes, self._cache = call.shapes, head_cache(head, shapes, num_rows=self.num_rows, reserve=reserve)
-        if call.shapes is not None:
-            self._cache = static_head_cache(head, shapes, call.shapes, num_rows=self.num_rows)
+        reserve, shapes, self._shapes = call.reserve + head.block_size, head.cache_shapes(), call.shapes
+        self._cache = head_cache(head, shapes, call.shapes, num_rows=self.num_rows, reserve=reserve)
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """See `BaseHeadRunner.read`."""
@@ -67,6 +50,11 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         if not self._cache.lengths[place] and not self._unread[place]:
             self._firsts[place] = len(self.texts[place]) - len(features)
         self._unread[place].append(features)
+
+    def cost_of_request(self, place: int) -> float:
+        """Cost of a row's next request: nothing once the block of this round is computed."""
+        is_computed = self._blocks[place] is not None and not self._has_ended
+        return 0.0 if is_computed else self.relative_cost
 
     def num_unread(self, place: int) -> int:
         """States of a row's text that are not in the cache."""
@@ -157,8 +145,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
                 if head.memory_size is not None:
                     self._states[place] = states[place]
                     self._memories[place] = states.new_empty((0, head.memory_size))
-                if (scorer := self._scorers[place]()) is not None:
-                    scorer.relative_cost = 0.0
 
     def _place(self, num_new: int) -> tuple[int, int, bool]:
         """C for so many new states, K, and whether both are fixed; says where the cache writes the C + N columns."""
@@ -196,9 +182,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
     def _renew_round(self) -> None:
         self._blocks, self._states = [None] * len(self.texts), [None] * len(self.texts)
         self._memories = [None] * len(self.texts)
-        for known in self._scorers:
-            if (scorer := known()) is not None:
-                scorer.relative_cost = self.relative_cost
 
     def _select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)

@@ -60,46 +60,41 @@ class HeadCall:
 
 
 def head_cache(
-    head: DraftHead, shapes: Mapping[int, tuple[int, int, int]], *, num_rows: int, reserve: int
+    head: DraftHead,
+    shapes: Mapping[int, tuple[int, int, int]],
+    to_run: CompiledShapes | None,
+    *,
+    num_rows: int,
+    reserve: int,
+    part: int = 0,
 ) -> SpecCache:
-    """An empty cache for layers of a head.
+    """Makes an empty cache for layers of a head; for compiled forwards with the buffers that the last call has left.
 
     Args:
         shapes: key/value heads, key size and value size of each layer, by its number.
-        reserve: columns to allocate at once.
-    """
-    cache = SpecCache([SpecLayer(reserve=reserve) for _ in range(max(shapes) + 1)], reserve=reserve)
-    _allocate(cache, head, shapes, num_rows)
-    return cache
-
-
-def static_head_cache(
-    head: DraftHead, shapes: Mapping[int, tuple[int, int, int]], to_run: CompiledShapes, *, num_rows: int, part: int = 0
-) -> StaticSpecCache:
-    """The same with buffers of fixed shape: those that the last call has left, or new ones.
-
-    Args:
+        to_run: the compiled forwards, whose buffers have a fixed shape; `None` where nothing is compiled.
+        reserve: columns to allocate at once where nothing is compiled.
         part: which of the head's caches.
     """
-    capacity = to_run.fixed.capacity
-    cache = to_run.compiled.take_cache(num_rows, capacity, part)
-    if cache is not None:
-        keys = cache.layers[min(shapes)].keys
-        if (keys.dtype, keys.device) == (head.dtype, head.device):  # the head has not been moved since
-            cache.sync()
-            return cache
-    blocks = Blocks(len(shapes))
-    layers = [StaticSpecLayer(reserve=capacity, blocks=blocks) for _ in range(max(shapes) + 1)]
-    cache = StaticSpecCache(layers, reserve=capacity)
-    _allocate(cache, head, shapes, num_rows)
-    return cache
-
-
-def _allocate(cache: SpecCache, head: DraftHead, shapes: Mapping[int, tuple[int, int, int]], num_rows: int) -> None:
+    cache: SpecCache
+    if to_run is None:
+        cache = SpecCache([SpecLayer(reserve=reserve) for _ in range(max(shapes) + 1)], reserve=reserve)
+    else:
+        capacity = to_run.fixed.capacity
+        left = to_run.compiled.take_cache(num_rows, capacity, part)
+        if left is not None:
+            keys = left.layers[min(shapes)].keys
+            if (keys.dtype, keys.device) == (head.dtype, head.device):  # the head has not been moved since
+                left.sync()
+                return left
+        blocks = Blocks(len(shapes))
+        layers = [StaticSpecLayer(reserve=capacity, blocks=blocks) for _ in range(max(shapes) + 1)]
+        cache = StaticSpecCache(layers, reserve=capacity)
     for number, (heads, *dims) in shapes.items():
         keys, values = (torch.empty((num_rows, heads, 0, dim), dtype=head.dtype, device=head.device) for dim in dims)
         cache.layers[number].lazy_initialization(keys, values)
     cache.sync()
+    return cache
 
 
 def _embeddings_of(

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.transfer import to_device
-from hf_specdec.forward.networks.head_base import head_cache, static_head_cache
+from hf_specdec.forward.networks.head_base import head_cache
 from hf_specdec.forward.networks.head_rows import Columns, StageRow, Wanted
 from hf_specdec.forward.target.compiled_forward import CompiledShapes, Step, StepKind
 from hf_specdec.methods.common.draft_head import PairHead
@@ -48,7 +47,8 @@ class HeadStage:
         self.head, self.index, self.embed, self.following = head, index, embed, following
         self._device, self._dtype = head.device, head.dtype
         self.rows = [StageRow(text) for text in texts]
-        self._shapes, self._cache = shapes, _cache_of(head, index, len(texts), reserve, shapes)
+        self._shapes, layers = shapes, head.cache_shapes(index)
+        self._cache = head_cache(head, layers, shapes, num_rows=len(texts), reserve=reserve, part=index)
         self._width = 0  # columns that this round has written
         self._renew()
 
@@ -241,11 +241,3 @@ def _pair_step(head: PairHead) -> Step:
 
 
 PAIR_STEP = StepKind(_pair_step, {"embeddings": 1, "states": 1, "positions": 1, "mask": 2})
-
-
-def _cache_of(head: PairHead, index: int, num_rows: int, reserve: int, to_run: CompiledShapes | None) -> SpecCache:
-    """An empty cache for one stage of a head."""
-    shapes = head.cache_shapes(index)
-    if to_run is None:
-        return head_cache(head, shapes, num_rows=num_rows, reserve=reserve)
-    return static_head_cache(head, shapes, to_run, num_rows=num_rows, part=index)

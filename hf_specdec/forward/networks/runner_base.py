@@ -1,11 +1,12 @@
-"""Drafting with a network: what the engine asks of draft models, first layers and heads; one row as drafters see it."""
+"""Base of the runners of draft models, first layers and heads, and one of their rows as drafters see it."""
 
 import itertools
+import sys
 import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 
@@ -25,7 +26,7 @@ class RowScorer:
         self.draft_runner, self.place = draft_runner, place
         self.vocab_size = draft_runner.vocab_size
         self.takes_trees = draft_runner.takes_trees
-        self.relative_cost = draft_runner.relative_cost
+        self.max_draft_len = draft_runner.max_draft_len
         self.source = draft_runner.source
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
@@ -40,6 +41,11 @@ class RowScorer:
     def room(self) -> int:
         """See `DraftScorer.room`."""
         return self.draft_runner.room()
+
+    @property
+    def relative_cost(self) -> float:
+        """See `DraftScorer`."""
+        return self.draft_runner.cost_of_request(self.place)
 
     @property
     def num_unread(self) -> int:
@@ -64,17 +70,17 @@ KnownScorer = Callable[[], RowScorer | None]
 
 
 def unknown_scorer() -> None:
-    """In the place of a scorer that nobody has asked for."""
+    """Takes the place of a scorer that has not been asked for."""
     return
 
 
 def network_of(module: torch.nn.Module) -> Hashable:
-    """What stands for a network that drafts: neither a copy's, nor that of one that takes its place in memory."""
+    """Names a network that drafts: neither a copy's name, nor that of one that takes its place in memory."""
     return id(module), module.__dict__.setdefault("_hf_specdec_network", uuid.uuid4().hex)
 
 
 class BaseDraftRunner(ABC):
-    """What drafts with a network, as drafters and the engine see it; as it stands, with no text to read or to release.
+    """A network that drafts, as drafters and the engine see it; here with no text to read or to release.
 
     Args:
         num_rows (`int`): rows of the call.
@@ -86,16 +92,17 @@ class BaseDraftRunner(ABC):
         hidden_layers (`tuple[int, ...]`): hidden states of the target that it reads; none for a model of its own.
         reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
         takes_trees (`bool`): whether siblings can be scored.
+        max_draft_len (`int`): levels of a tree that it can draft.
         rank_sync (`RankSync`): of these processes.
         source (`str`): what `spec_observer` is told of where its drafts come from.
         compiled (`CompiledForward`, *optional*): runs its forwards; `None` where they run as they are written.
         network (`Hashable`): the same for runners whose rows can be computed together.
     """
 
-    scorer_class: ClassVar[type[RowScorer]] = RowScorer
     hidden_layers: tuple[int, ...] = ()
     reads_prompt = True
     takes_trees = True
+    max_draft_len = sys.maxsize
     compiled: CompiledForward | None = None
     vocab_size: int
     relative_cost: float
@@ -113,7 +120,7 @@ class BaseDraftRunner(ABC):
 
     def row(self, index: int) -> RowScorer:
         """As the drafter of row `index` sees it."""
-        scorer = self.scorer_class(self, index)
+        scorer = RowScorer(self, index)
         self._scorers[index] = weakref.ref(scorer)
         return scorer
 
@@ -124,6 +131,10 @@ class BaseDraftRunner(ABC):
     @abstractmethod
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """For each row left the fp32 logits of its nodes not yet scored, over the target's vocabulary."""
+
+    def cost_of_request(self, place: int) -> float:
+        """Cost of a row's next request, in forwards of the target."""
+        return self.relative_cost
 
     def num_unread(self, place: int) -> int:
         """Tokens of a row's text before the last that the next request has to read first."""

@@ -1,6 +1,6 @@
-"""A draft model as a drafter sees it: logits of the nodes of a growing tree, and no word of caches or devices.
+"""A draft model as a drafter sees it: logits of the nodes of a growing tree, without caches or devices.
 
-A model answers it in the engine (`forward/draft_runner.py`), a table in tests. A drafter writes its rounds as a
+A model answers it in the engine (`forward/networks`), a table in tests. A drafter writes its rounds as a
 generator that yields the trees it wants scored; so the requests of several rows can be answered by one forward.
 
     class MyDrafter(RoundDrafter):
@@ -17,7 +17,7 @@ if not, `NoForward` is raised at the `yield`, and the round ends with what it ha
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
@@ -36,7 +36,8 @@ class DraftScorer(Protocol):
     Attributes:
         vocab_size (`int`): width of the logits.
         takes_trees (`bool`): whether it scores siblings; a chain is always possible.
-        relative_cost (`float`): what its forward costs over one of the target, roughly.
+        relative_cost (`float`): cost of the next request over a forward of the target, roughly.
+        max_draft_len (`int`): levels of a tree that it can draft.
         source (`str`): what `spec_observer` is told of where its drafts come from.
         num_unread (`int`): tokens of the text before the last that the next request has to read first.
         num_skippable (`int`): how many of these, the first ones, may be left out by `skip`.
@@ -44,8 +45,12 @@ class DraftScorer(Protocol):
 
     vocab_size: int
     takes_trees: bool
-    relative_cost: float
+    max_draft_len: int
     source: str
+
+    @property
+    def relative_cost(self) -> float:
+        """See above."""
 
     @property
     def num_unread(self) -> int:
@@ -77,19 +82,8 @@ class DraftScorer(Protocol):
         """
 
 
-@runtime_checkable
-class BlockDraftScorer(DraftScorer, Protocol):
-    """A draft whose forward answers for several levels of a tree at once.
-
-    Attributes:
-        max_draft_len (`int`): levels that it can draft.
-    """
-
-    max_draft_len: int
-
-
 def cost_ratio(weights: tuple[int, int], layers: tuple[int, int]) -> float:
-    """What a forward of a draft costs over one of the target, roughly: between the ratios of weights and of kernels.
+    """Estimates what a forward of a draft costs over one of the target: between the ratios of weights and of kernels.
 
     A large model's time goes with its weights, a small one's with the number of its kernels. What surrounds the layers
     (embeddings, masks, the output head, for a draft head also the states of the target) takes the kernels of one layer
@@ -145,7 +139,7 @@ class RoundDrafter(BaseDrafter):
 
 
 def is_worth_a_forward(asking: Iterable[RoundDrafter], live: Iterable[RoundDrafter]) -> bool:
-    """Whether one forward gains the rows that ask for it more than all live rows lose by its time."""
+    """True if one forward gains the rows that ask for it more than all live rows lose by its time."""
     gains = [drafter.forward_gain for drafter in asking]
     if any(gain is None for gain in gains):
         return True

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from hf_specdec.methods.common.draft_scorer import BlockDraftScorer
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, HeadKind, Method, Source
 from hf_specdec.methods.dflash.checkpoint import describes_a_head, head_of_model, load_any_head
@@ -11,9 +10,8 @@ from hf_specdec.methods.draft_model.method import drafter_of
 
 
 def _make(config: DFlashConfig, context: DrafterContext) -> BaseDrafter:
-    scorer = context.scorer
-    assert isinstance(scorer, BlockDraftScorer)
-    within = dataclasses.replace(config, draft_len=min(config.draft_len, scorer.max_draft_len))
+    assert context.scorer is not None
+    within = dataclasses.replace(config, draft_len=min(config.draft_len, context.scorer.max_draft_len))
     return drafter_of("dflash", within, context)
 
 

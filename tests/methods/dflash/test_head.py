@@ -72,7 +72,7 @@ def rows_of(head: DFlashHead, expected: dict[str, torch.Tensor], anchors: list[i
             runner.keep(row, ids[anchor : anchor + 1])
     paths = [expected[f"tokens_{anchor}"][: head.num_drafted].tolist() for anchor in anchors]
     trees = [DraftTree.chain(path[0], path[1:]) for path in paths]
-    assert [scorer.max_draft_len for scorer in scorers] == [head.num_drafted] * len(anchors)  # type: ignore[attr-defined]
+    assert [scorer.max_draft_len for scorer in scorers] == [head.num_drafted] * len(anchors)
     return [rows.logits for rows in runner.score(list(trees))]
 
 
@@ -119,6 +119,20 @@ def test_siblings_of_a_tree_are_followed_by_what_follows_each(name: str) -> None
         torch.testing.assert_close(chain[0], rows[0])
         torch.testing.assert_close(chain[-1], rows[leaf])
     assert not torch.equal(rows[1], rows[2])
+
+
+def test_only_the_request_that_computes_a_block_costs_a_forward() -> None:
+    head, expected = load_head(FIXTURES / VARIANTS[0]), load_file(FIXTURES / VARIANTS[0] / "expected.safetensors")
+    ids, features = expected["input_ids"].tolist(), expected["hidden_states"].chunk(2, dim=-1)
+    runner = runner_of(head, expected, [ids[:6]])
+    scorer = runner.row(0)
+    runner.read(0, [layer[:6] for layer in features])
+    for start in (6, 7):
+        runner.keep(0, ids[start : start + 1])
+        assert scorer.relative_cost == 1.0
+        runner.score([DraftTree.chain(ids[start])])
+        assert scorer.relative_cost == 0.0
+        runner.read(0, [layer[start : start + 1] for layer in features])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
