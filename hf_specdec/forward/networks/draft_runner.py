@@ -76,7 +76,7 @@ class DraftRunner(BaseDraftRunner):
         self._has_read = self._has_ended = False
 
     def room(self) -> int:
-        """How many tokens the draft's positions allow below the root."""
+        """Number of tokens that the draft's positions allow below the root."""
         before_drop = self.target.draft_room if self._has_read else None
         if before_drop is not None:
             return before_drop

@@ -14,7 +14,7 @@ from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoFo
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
 from hf_specdec.methods.common.node_logits import NodeLogits
 
-SHORT = 16  # tokens of a text that a forward reads beside a request in about the time of the request alone
+SHORT = 16  # tokens of a text that a forward reads with a request in about the time of the request alone
 
 
 def used_by(rank_sync: RankSync, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
@@ -29,7 +29,7 @@ def used_by(rank_sync: RankSync, draft_runner: BaseDraftRunner | None) -> BaseDr
 
 @dataclass(slots=True)
 class DraftForwards:
-    """What a draft network's forwards of one step took.
+    """Times of a draft network's forwards of one step.
 
     Attributes:
         seconds (`float`): of all of them.

@@ -65,7 +65,7 @@ class EarlyExit:
 
 @dataclass(slots=True)
 class _Between:
-    """What passes from one part to the other. Knows neither, so that both are freed with their last reference.
+    """States that pass from one part to the other. Knows neither, so that both are freed with their last reference.
 
     Attributes:
         output: of the first part's last layer.
@@ -89,7 +89,7 @@ def _watched(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
 
 
 def _skipped(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
-    """What stands for the layer where it has computed already: same class and attributes, no modules to walk through.
+    """Takes the place of a layer that has computed already: same class and attributes, no modules to walk through.
 
     Those inside are attributes like others, as some models read a setting of their first layer's attention.
     """
@@ -101,7 +101,7 @@ def _skipped(layer: torch.nn.Module, between: _Between) -> torch.nn.Module:
 
 
 class _NoHead(torch.nn.Module):
-    """Logits that nobody reads."""
+    """Logits that are not read."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -112,13 +112,13 @@ class _NoHead(torch.nn.Module):
 
 
 def _names_of_head(model: PreTrainedModel) -> tuple[str, ...]:
-    """Where the model's head is; nowhere where the model does not say which module it is."""
+    """Place of the model's head; none where the model does not say which module it is."""
     head = model.get_output_embeddings()
     return tuple(name for name, module in model.named_modules() if module is head)
 
 
 def _without_head(model: PreTrainedModel, names: tuple[str, ...]) -> dict[str, torch.nn.Module]:
-    """What replaces the model's head, by its name."""
+    """Replacement of the model's head, by its name."""
     head = model.get_output_embeddings()
     if head is None or not hasattr(head, "weight"):
         return {}

@@ -38,7 +38,7 @@ OWN_CACHE = "Pass assistant_model=hf_specdec.self_draft(model, layers=...), whic
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What the first layers have computed of one round.
+    """Results of the first layers in one round.
 
     Attributes:
         places: for each row, the number in the scored tree of each node that is verified.
@@ -109,7 +109,7 @@ class ExitRunner(BaseDraftRunner):
         self._target, target.early_exit = weakref.ref(target), self
 
     def room(self) -> int:
-        """How many tokens may be drafted below the root; none where the target has other tokens to compute first."""
+        """Number of tokens that may be drafted below the root; 0 while the target has to compute other tokens first."""
         target = self.target
         lacks_text = any(len(text) - 1 > target.num_cached_tokens(row) for row, text in enumerate(target.texts))
         if (lacks_text and not target.lockstep) or target.drops_cache_next():
@@ -167,7 +167,7 @@ class ExitRunner(BaseDraftRunner):
         self._first.count_columns(len(layouts[0]))
 
     def _begin(self) -> ModelRunner:
-        """Drives the first layers for one round, as the target stands now."""
+        """Drives the first layers for one round, as the target is now."""
         target = self.target
         if target.cache.spec is None:
             raise ConfigError("exit_layer", "must be unset with this cache", self.layers, OWN_CACHE)
@@ -178,7 +178,7 @@ class ExitRunner(BaseDraftRunner):
         own.model, own.adapter, own.early_exit = self.parts.draft, self._adapters[0], None
         own.cache = rollback_over(self._first.cache, lockstep=target.lockstep)
         inputs = target.step_inputs().over(own.model, self._first.cache, self._masks, own.adapter)
-        own._inputs, own._layouts = inputs, []  # noqa: SLF001 a copy that nobody else has
+        own._inputs, own._layouts = inputs, []  # noqa: SLF001 a copy of its own
         own._widths, own.compiled = ForwardWidths(None, None), None  # noqa: SLF001
         return own
 
@@ -209,8 +209,8 @@ class ExitRunner(BaseDraftRunner):
 
 
 def _layouts_of(drafting: ModelRunner) -> Sequence[TreeLayout]:
-    """What each row has written in this round."""
-    return drafting._layouts  # noqa: SLF001 a copy that nobody else has
+    """Layouts that each row has written in this round."""
+    return drafting._layouts  # noqa: SLF001 a copy of its own
 
 
 def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[int]]:
@@ -225,6 +225,6 @@ def _grown(known: DraftTree | None, tree: DraftTree) -> tuple[DraftTree, list[in
 
 
 def _relative_cost(model: PreTrainedModel, layers: int) -> float:
-    """What a forward of the first layers costs over one of the model, roughly."""
+    """Cost of a forward of the first layers over one of the model, roughly."""
     sizes = compat.num_weights(EarlyExit(model, layers).draft), compat.num_weights(model)
     return cost_ratio(sizes, (layers, compat.text_config(model.config).num_hidden_layers))

@@ -1,4 +1,4 @@
-"""What the runners of all draft heads share: each row's text, and logits over the target's tokens."""
+"""Base of the runners of all draft heads: each row's text, and logits over the target's tokens."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ Head = TypeVar("Head", bound=DraftHead)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadCall:
-    """What a head needs to know of one call.
+    """Facts of one call that a head needs.
 
     Attributes:
         prompts: each row's prompt, without padding.
@@ -148,7 +148,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         self._kernels = CpuKernels(computing, device=self.head_device, is_compiled=self.compiled is not None)
 
     def room(self) -> int:
-        """How many tokens may be drafted below the root: rotary positions have no end."""
+        """Number of tokens that may be drafted below the root: rotary positions have no end."""
         return 1 << 30
 
     @torch.no_grad()
@@ -228,7 +228,7 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
     def _next_nodes(known: int, tree: DraftTree | None) -> range:
         """The nodes that can be computed after the first `known` ones: the root, or those whose parents are known.
 
-        They are the next ones, so that rows of logits stand in the order of the nodes.
+        They are the next ones, so that rows of logits are in the order of the nodes.
         """
         if tree is None or known == 0:
             return range(known, known if tree is None else 1)

@@ -1,4 +1,4 @@
-"""What a draft head's stage keeps of a row of texts, and the columns of one of its forwards."""
+"""State that a draft head's stage keeps of a row of texts, and the columns of one of its forwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class StageRow:
 
 @dataclass(slots=True)
 class Wanted:
-    """What one row has to compute: its pending pairs, and then nodes of its tree beside their inputs.
+    """Work of one row: its pending pairs, and then nodes of its tree with their inputs.
 
     Attributes:
         nodes: below the root, parents before their children.
@@ -86,7 +86,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Columns:
-    """What one forward computes: Q columns a row, which see K keys.
+    """Inputs of one forward: Q columns a row, which see K keys.
 
     Attributes:
         tokens, positions: `(rows, Q)`; zeros in padding.

@@ -47,7 +47,7 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         return self._stages[0].rows[place].num_pending
 
     def num_skippable(self, place: int) -> int:
-        """All of these but one, before any is in the cache: a pair beside its state says much of what is before it."""
+        """All of these but one, before any is in the cache: a pair with its state says much of what is before it."""
         row = self._stages[0].rows[place]
         return 0 if row.num_pairs or row.num_written else max(row.num_pending - 1, 0)
 

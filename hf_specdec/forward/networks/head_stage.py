@@ -1,6 +1,6 @@
 """One decoder stack of a draft head over the pairs of all rows: its cache, and the columns of this round's tree.
 
-A pair is a token of the text beside the state of the token before it. The cache holds the pairs of the text and is
+A pair is a token of the text with the state of the token before it. The cache holds the pairs of the text and is
 never rebuilt: each round feeds the pairs of the tokens that were accepted, and forgets the columns that were drafted.
 """
 
@@ -108,7 +108,7 @@ class HeadStage:
         self._width = 0
 
     def _most_pending(self, most: int, want: Wanted | None) -> int:
-        """Pending pairs of a row that a forward has room for, beside the nodes that it computes."""
+        """Pending pairs of a row that a forward has room for, besides the nodes that it computes."""
         if self._shapes is None or want is None:
             return most
         return max(self._shapes.fixed.widths[-1] - len(want.nodes), 1)
@@ -222,7 +222,7 @@ class HeadStage:
         return self._shapes.run((len(self.rows), columns.width, columns.num_keys, self.index), inputs)
 
     def _key_positions(self, total: int) -> Array:
-        """`(rows, K)`: where each key stands in its text."""
+        """`(rows, K)`: position of each key in its text."""
         found = np.array([row.first for row in self.rows])[:, None] + np.arange(total)
         for row, start, own in zip(self.rows, self._starts, found, strict=True):
             own[start : start + len(row.positions)] = row.positions

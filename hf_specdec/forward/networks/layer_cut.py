@@ -115,7 +115,7 @@ def check_forwards(model: PreTrainedModel, path: str) -> None:
 
 
 def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module, within: tuple[Any, ...] = ()) -> Any:
-    """What `value`, an attribute of `module`, is for `twin`; `value` itself where it does not hold `module`.
+    """Translates `value`, an attribute of `module`, for `twin`; `value` itself where it does not hold `module`.
 
     Args:
         within: the functions whose parts led here.
@@ -135,7 +135,7 @@ def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module, within:
 
 
 def _parts_of(function: functools.partial[Any] | types.FunctionType) -> list[Any]:
-    """What a function calls or passes on, of what is known with it; see `_assembled`."""
+    """Lists what a function calls or passes on of what is known with it; see `_assembled`."""
     if isinstance(function, functools.partial):
         return [function.func, *function.args, *function.keywords.values()]
     cells = [_content(cell) for cell in function.__closure__ or ()]
@@ -163,7 +163,7 @@ def _assembled(function: functools.partial[Any] | types.FunctionType, parts: lis
 
 
 def _content(cell: types.CellType) -> Any:
-    """What a cell of a closure holds; the cell itself while it is empty."""
+    """Content of a cell of a closure; the cell itself while it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -171,7 +171,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _is_within(model: torch.nn.Module, name: str, decoder: Any) -> bool:
-    """Whether the module called `name` lies inside `decoder`, where the model names one."""
+    """True if the module called `name` lies inside `decoder`, where the model names one."""
     if not isinstance(decoder, torch.nn.Module) or decoder is model:
         return True
     return any(module is decoder for module in _modules_along(model, name.split(".")))

@@ -126,7 +126,7 @@ class BaseDraftRunner(ABC):
 
     @abstractmethod
     def room(self) -> int:
-        """How many tokens may be drafted below the root."""
+        """Number of tokens that may be drafted below the root."""
 
     @abstractmethod
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
@@ -141,7 +141,7 @@ class BaseDraftRunner(ABC):
         return 0
 
     def num_skippable(self, place: int) -> int:
-        """How many of these, the first ones, may be left out by `skip`."""
+        """Number of these, the first ones, that may be left out by `skip`."""
         return 0
 
     def skip(self, place: int, count: int) -> None:

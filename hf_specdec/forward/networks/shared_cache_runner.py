@@ -87,7 +87,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
             self._outputs[place] += outputs[place, : len(nodes)].unbind()
 
     def _run(self, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the head's forward returns."""
+        """Result of the head's forward."""
         if self._shapes is None:
             found: tuple[torch.Tensor, torch.Tensor] = self.head(**inputs)
             return found

@@ -92,7 +92,7 @@ def kind_of(longest_match: int, longest_key: int, is_drafted: bool) -> int:
 
 
 class AdaptiveWeights:
-    """What was learned about the sources, apart for greedy and for sampled texts.
+    """State learned about the sources, apart for greedy and for sampled texts.
 
     Attributes:
         weights (`array`): `(kinds, WIDTH)`, the bias and the weight of each source.

@@ -113,17 +113,17 @@ class AutoSpecConfig(SpecConfig):
 
     @property
     def step_budget(self) -> int:
-        """Most tokens a step computes beside the current one, the window's counted."""
+        """Most tokens a step computes besides the current one, the window's counted."""
         return self.node_budget + self.window_size * (self.ngram_size - 1)
 
     @property
     def fits_costs(self) -> bool:
-        """Whether each step drafts as many tokens as pay, by what the target's forwards cost."""
+        """True if each step drafts as many tokens as pay, by what the target's forwards cost."""
         return self.num_nodes is None
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether what is drafted follows from the call alone."""
+        """True if what is drafted follows from the call alone."""
         if self.deterministic is None:
             return torch.are_deterministic_algorithms_enabled()
         return self.deterministic

@@ -57,7 +57,7 @@ class DraftSource:
         self._entries: Sequence[Entry] = ()  # for those wanted last, until they are told
 
     def request(self, search: AnySearch, found: Found) -> DraftTree | None:
-        """What the draft model's next forward scores: the likeliest nodes that it can and has not; `None` for none."""
+        """Nodes that the draft model's next forward scores: the likeliest that it can and has not; `None` for none."""
         known = self._places
         with_depths = zip(found.nodes, found.depths, strict=True)
         new = [node for node, depth in with_depths if node not in known and depth < self._max_depth]
@@ -142,7 +142,7 @@ class TranslatedSource:
         self._told: dict[tuple[int, ...], int] = {}  # tokens that the search knows to follow each
 
     def request(self, search: AnySearch, found: Found) -> DraftTree | None:
-        """What the draft model's next forward reads: the text's tail and what it has written; `None` after its end."""
+        """Tokens that the draft model's next forward reads, the text's tail and its own; `None` after its end."""
         self._catch_up()
         known = self.translation
         if (self._chain and known.ends(self._chain[-1])) or self._longest > self._max_depth:  # the last one may change

@@ -79,12 +79,12 @@ class AutoDrafter(RoundDrafter):
 
     @property
     def is_paused(self) -> bool:
-        """Whether no draft can gain its time now: then nothing is looked up and no logits are read."""
+        """True if no draft can gain its time now: then nothing is looked up and no logits are read."""
         return self._cost.of_node >= 1.0
 
     @property
     def needs_logits(self) -> bool:  # type: ignore[override]
-        """Whether the next step's logits are kept."""
+        """True if the next step's logits are kept."""
         return self.config.use_recycled and not self.is_paused
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class AutoDrafter(RoundDrafter):
             self.index = NgramIndex(MAX_NGRAM)
 
     def _start(self, memory: SpecMemory) -> None:
-        """An empty text beside what `memory` knows."""
+        """An index of an empty text and of what `memory` knows."""
         config, self.memory = self.config, memory
         self.sources = Sources(
             memory,
@@ -184,7 +184,7 @@ class AutoDrafter(RoundDrafter):
         return max(SMALLEST, self._cost.of_node)
 
     def _tree_of(self, search: AnySearch, found: Found) -> DraftTree:
-        """The tree of these nodes, numbered in their order, with their probabilities; a window beside it."""
+        """The tree of these nodes, numbered in their order, with their probabilities, and with a window."""
         self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
         tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
         if self.window is None:
@@ -206,7 +206,7 @@ class AutoDrafter(RoundDrafter):
         return self.scorer.relative_cost * self._cost.of_forward
 
     def _pays(self, number: int) -> bool:
-        """Whether the draft model's forward of this number is worth its time, by what such forwards added before.
+        """True if the draft model's forward of this number is worth its time, by what such forwards added before.
 
         What it has to read first, once, is shared out over the steps to come; of a long text a head reads the end.
         """
@@ -250,7 +250,7 @@ class AutoDrafter(RoundDrafter):
             self.sources.learned.gained(number, gain - cost * (num_forwards - 1 - number))
 
     def _gained(self, search: AnySearch, found: Found, accepted: Sequence[int]) -> float:
-        """What the tree gains where the text goes on with `accepted`: the mean of what is expected and of what came."""
+        """Tokens gained where the text goes on with `accepted`: the mean of what is expected and of what came."""
         node = depth = 0
         while depth < len(accepted) and accepted[depth] in found.children[node]:
             node, depth = found.children[node][accepted[depth]], depth + 1

@@ -24,7 +24,7 @@ from hf_specdec.methods.common.ngram.pool import NgramPool
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 8  # tokens in front of a place compared; more say nothing new
 FEW = 4  # matches below which a context is looked up anew
-SMOOTHING_COUNT = 4.0  # votes that stand for tokens never seen after the context
+SMOOTHING_COUNT = 4.0  # votes for tokens never seen after the context
 OTHERS_NOISE, OTHERS_DRAFTED = 0.5, 2.0  # of all other tokens; where a draft named those of little noise. Measured
 LEAST_NOISE = 1e-30
 NEVER_DRAWN = -1e4  # score of a token that no draw can choose
@@ -251,7 +251,7 @@ class PythonSearch:
         return node.matches
 
     def _follower(self, node: _Node, text: Sequence[int], place: int) -> int:
-        """Token at a place; after the text's end stand the drafted ones. Below 0 at the end of an earlier text."""
+        """Token at a place; after the text's end come the drafted ones. Below 0 at the end of an earlier text."""
         if text is self._index.tokens and place >= self._end:
             return node.path[place - self._end]
         return text[place] if place < len(text) else -1

@@ -2,10 +2,10 @@
 
 Every verified node, kept or rejected, shows the target's best next tokens there. They are kept under the node's last
 tokens, and are predictions when the same tokens come again. Source: https://arxiv.org/abs/2408.08696 (Token Recycling),
-which keys by one token; longer keys beside it know the context better. Averaging what was seen under one key drafted
+which keys by one token; longer keys know the context better. Averaging what was seen under one key drafted
 no better than the newest alone.
 
-A table of fixed size in arrays: a key has four places that it can stand in, and takes the one not written to for the
+A table of fixed size in arrays: a key has four places that it can take, and takes the one not written to for the
 longest time. Safe to share between threads: a reader that meets a writer gets an entry of another key at worst.
 """
 
@@ -27,8 +27,8 @@ NUM_KEPT = 16  # next tokens of a node that an entry has room for, as sampled te
 NUM_LIKELIEST = 8  # that greedy texts, draft networks and windows name; 16 drafted no better
 FLOOR = 7.0  # evidence is counted from log odds of -7, about 1 in 1,000
 LEAST_SHARE = 1e-6  # probabilities nearer to 0 or 1 count as this near
-NUM_WAYS = 4  # places that one key can stand in
-FEW_ENTRIES = 64  # of which each may stand anywhere
+NUM_WAYS = 4  # places that one key can take
+FEW_ENTRIES = 64  # of which each may be anywhere
 LAST_STAMP = 1 << 30  # far enough from what 32 bits hold for one call's stamps
 MOVED_AT_ONCE = 4_096  # entries that count as equally old after a change of the bound
 TOKEN_BITS = 21  # of a token in a key: three of them fill a whole number of 64 bits
@@ -74,7 +74,7 @@ class RecycledLogits:
         return int(np.count_nonzero(self._keys))
 
     def get(self, key: int) -> Entry | None:
-        """What the target thought likely when it last stood after the tokens of `key`, a `key_of`."""
+        """Tokens that the target found likely when it last followed those of `key`, a `key_of`."""
         first = key % self._num_sets * self._num_ways
         for place in range(first, first + self._num_ways):
             if self._keys[place] == key:

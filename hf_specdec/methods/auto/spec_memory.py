@@ -1,4 +1,4 @@
-"""What `auto` remembers from call to call: texts, recycled logits, and how far its sources can be trusted.
+"""Memory of `auto` from call to call: texts, recycled logits, and how far its sources can be trusted.
 
 Bounded, safe to share between threads, and between models of one tokenizer: it can be saved and loaded. Holds token
 ids of texts, so treat a saved file as you treat the texts.
@@ -56,7 +56,7 @@ class SpecMemory:
             self.recycled.resize(max_entries)
 
     def adaptive_weights(self, is_sampled: bool) -> AdaptiveWeights:
-        """What was learned from greedy, or from sampled texts.
+        """State learned from greedy, or from sampled texts.
 
         Raises:
             ConfigError: `is_sampled` is neither True nor False.
@@ -90,7 +90,7 @@ class SpecMemory:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; calls that use the memory meanwhile go on.
 
-        The file is written beside `path` and then put in its place, so what stood there before is whole until then.
+        The file is written next to `path` and then put in its place, so an older file is whole until then.
 
         Raises:
             OSError: the folder is missing, or cannot be written to.

@@ -1,4 +1,4 @@
-"""Lookahead's window beside auto's trees: n-grams that no text holds yet, where they are worth the window's columns.
+"""Lookahead's window with auto's trees: n-grams that no text holds yet, where they are worth the window's columns.
 
 What the target says after the window's columns is kept as its logits after verified nodes are, but apart: a prediction
 about a text that may never come to be. How many tokens such predictions add is learned while one is there; where it
@@ -39,7 +39,7 @@ class AutoWindow:
 
     @property
     def num_columns(self) -> int:
-        """Tokens of a full window beside the root."""
+        """Tokens of a full window besides the root."""
         return self.size * (self.ngram_size - 1) - 1
 
     def beside(self, text: Sequence[int], min_gain: float) -> ExtraTokens | None:
@@ -47,7 +47,7 @@ class AutoWindow:
 
         Args:
             text: so far, its last token the root.
-            min_gain: expected tokens that a column has to gain; 0 where nobody knows.
+            min_gain: expected tokens that a column has to gain; 0 where it is not known.
         """
         if not self._pays(min_gain * self.num_columns):
             self._window = None
@@ -73,7 +73,7 @@ class AutoWindow:
         self._window.observe([tokens[0] for tokens, _ in entries])
 
     def _pays(self, min_gain: float) -> bool:
-        """Whether windows add as many tokens a step, as far as anybody knows; or whether this step is a trial's."""
+        """True if windows add as many tokens a step, as far as is known, or if this step is a trial's."""
         if not min_gain:
             return False
         if self.adaptive_weights.window_gain >= min_gain:

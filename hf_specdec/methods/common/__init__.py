@@ -1,1 +1,1 @@
-"""What several methods share: configurations, drafters, draft heads and their files, n-grams."""
+"""Shared by several methods: configurations, drafters, draft heads and their files, n-grams."""

@@ -1,4 +1,4 @@
-"""What every configuration understands, the ways to write one down, and the checks they share.
+"""Base of all configurations: the fields of each, the ways to write one down, and the checks they share.
 
 PromptLookupConfig(max_draft_len=10)
 PromptLookupConfig.parse({"max_draft_len": 10})
@@ -26,7 +26,7 @@ Engine = Literal["loop", "assisted"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SpecConfig:
-    """What every method understands.
+    """Fields that every method understands.
 
     Args:
         engine (`str`, *optional*, defaults to `"loop"`):
@@ -49,7 +49,7 @@ class SpecConfig:
 
     @property
     def is_seed_exact(self) -> bool:
-        """Whether sampling gives the text that the seed gives without speculation."""
+        """True if sampling gives the text that the seed gives without speculation."""
         return self.engine == "loop"
 
     @property
@@ -59,7 +59,7 @@ class SpecConfig:
 
     @property
     def step_budget(self) -> int:
-        """Most tokens a step computes beside the current one."""
+        """Most tokens a step computes besides the current one."""
         return self.node_budget
 
     @property
@@ -74,17 +74,17 @@ class SpecConfig:
 
     @property
     def draws_drafts(self) -> bool:
-        """Whether drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
+        """True if drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
         return False
 
     @property
     def fits_costs(self) -> bool:
-        """Whether each step drafts as many tokens as save time, by what the target's forwards cost."""
+        """True if each step drafts as many tokens as save time, by what the target's forwards cost."""
         return False
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether what is drafted follows from the call alone, not from the clock or from earlier calls."""
+        """True if what is drafted follows from the call alone, not from the clock or from earlier calls."""
         return False
 
     @property
@@ -185,7 +185,7 @@ class SpecConfig:
 
     @classmethod
     def _literal(cls, text: str, field: str) -> Any:
-        """What a text in the notation of Python or JSON stands for."""
+        """Reads a text in the notation of Python or JSON."""
         value = None
         for read in (ast.literal_eval, json.loads):
             with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -298,7 +298,7 @@ def _json_value(value: object) -> Any:
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two values of one setting are equal; values that no setting takes are not."""
+    """True if two values of one setting are equal; values that no setting takes are not."""
     try:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - whatever a value's own comparison raises

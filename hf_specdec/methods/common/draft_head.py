@@ -52,12 +52,12 @@ class DraftHead(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Type of the weights."""
         return next(self.parameters()).dtype
 
     @abstractmethod
@@ -66,7 +66,7 @@ class DraftHead(nn.Module):
 
 
 class PairHead(DraftHead):
-    """A head that reads pairs: a token beside the state of the position before it. It has a cache of its own.
+    """A head that reads pairs: a token with the state of the position before it. It has a cache of its own.
 
     A head of several stages computes depth d of a draft with stage d, and what is deeper with the last one. The pairs
     of stage s + 1 have the states that stage s computed.
@@ -98,7 +98,7 @@ class PairHead(DraftHead):
         key_positions: torch.Tensor | None = None,
         stage: int = 0,
     ) -> torch.Tensor:
-        """The states after Q tokens, each beside the state of the position before it: `(batch, Q, hidden_size)`.
+        """The states after Q tokens, each with the state of the position before it: `(batch, Q, hidden_size)`.
 
         Args:
             embeddings, states: `(batch, Q, hidden_size)`.
@@ -121,7 +121,7 @@ class PairHead(DraftHead):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """How far the tokens of a block see.
+    """Span of tokens that those of a block see.
 
     Attributes:
         back (`int | None`): positions before a token's own; `None` for all.
@@ -135,11 +135,11 @@ class AttentionSpan:
 
     @property
     def is_all(self) -> bool:
-        """Whether every token sees all the others."""
+        """True if every token sees all the others."""
         return self.back is None and self.ahead is None
 
     def sees(self, distances: Distances) -> Distances:
-        """Which keys are seen, by `(rows, blocks, N, K)` distances: a token's position less that of the key."""
+        """Mask of the seen keys by `(rows, blocks, N, K)` distances: a token's position less that of the key."""
         back, ahead = (math.inf if bound is None else bound for bound in (self.back, self.ahead))
         of_text = distances[:, :, :1] if self.from_root else distances
         seen: Distances = (of_text <= back) & (distances >= -ahead)
@@ -153,7 +153,7 @@ class BlockHead(DraftHead):
 
     Attributes:
         block_size (`int`): tokens of a block, the last token of the text among them.
-        mask_token_id (`int`): the token of the target that stands for one to be drafted.
+        mask_token_id (`int`): the token of the target in the place of one to be drafted.
         drafts_at_root (`bool`): whether the state of the last token drafts the next one; else that of the first mask
             does, and so on, and a block drafts a token less.
         lm_head (`nn.Linear | None`): an output head of its own; without, the target's reads its states.
@@ -218,7 +218,7 @@ class BlockHead(DraftHead):
 class SharedCacheHead(DraftHead):
     """A head that reads the target's keys and values, and the state of the token before; it has no cache of its own.
 
-    What it drafts stands at the position of the last token, and drafted tokens see the text alone.
+    What it drafts is at the position of the last token, and drafted tokens see the text alone.
 
     Attributes:
         windows (`Mapping[str, int | None]`): how far back the layers of each type see; `None` for all of the text.
@@ -260,7 +260,7 @@ def attention_shape(config: Any) -> tuple[int, int, int]:
 def within(
     window: int | None, mask: torch.Tensor, positions: torch.Tensor, key_positions: torch.Tensor | None
 ) -> torch.Tensor:
-    """What a layer with a sliding window sees of `mask`, `(batch, 1, Q, K)` bool.
+    """Cuts `mask` to a layer's sliding window, `(batch, 1, Q, K)` bool.
 
     Args:
         window: how many positions back, a token's own counted; `None` for all.

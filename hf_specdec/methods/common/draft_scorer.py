@@ -73,7 +73,7 @@ class DraftScorer(Protocol):
         """
 
     def room(self) -> int:
-        """How many tokens may be scored below the text's last one."""
+        """Number of tokens that may be scored below the text's last one."""
 
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """End the round: the text goes on with `accepted`; what was computed for its tokens is kept.

@@ -93,7 +93,7 @@ class BaseDrafter(CandidateGenerator, ABC):
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         never_drafts (`bool`): whether it always proposes the root alone. Over static caches a CUDA device then begins
             the next forward before the host has read the token.
-        max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
+        max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
@@ -180,7 +180,7 @@ class Drafter(BaseDrafter):
         needs_logits (`bool`): whether `observe` reads `logits`.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         never_drafts (`bool`): whether it always proposes the root alone.
-        max_extra_tokens (`int`): most extra tokens beside a tree; a static cache's forwards have room for them.
+        max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
         view: what it shows of itself to `spec_observer` after a step, if anything.
         request (`DraftRequest`): everything that the step asks for, while `propose` runs: `request.max_depth`,
             `request.num_rows`, `request.cost` and `request.noise` besides the budget.

@@ -59,7 +59,7 @@ class DrafterContext:
         takes_trees: whether the target verifies siblings.
         token_cost: cost of a drafted token more a row, over that of a forward of one token a row; by the number of rows
             and of drafted tokens a row.
-        jump: cost of a forward of several tokens a row beside that, whatever their number; by the number of rows.
+        jump: cost of a forward of several tokens a row besides that, whatever their number; by the number of rows.
         translation: the sequence's text in the draft model's vocabulary, where that is another one.
     """
 
@@ -151,12 +151,12 @@ class Method:
 
     @property
     def needs_assistant(self) -> bool:
-        """Whether it needs an `assistant_model` of one kind or the other."""
+        """True if it needs an `assistant_model` of one kind or the other."""
         return self.needs_draft_model or self.needs_draft_head
 
     @property
     def needs_model(self) -> bool:
-        """Whether it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
+        """True if it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
         return self.needs_assistant or self.own_head is not None
 
     def with_state(self, state: MethodState) -> "Method":

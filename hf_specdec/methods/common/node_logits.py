@@ -1,4 +1,4 @@
-"""What drafters read of a target's logits: the best next tokens after every node, brought by one transfer.
+"""Logits of a target as drafters read them: the best next tokens after every node, brought by one transfer.
 
 On an accelerator every read waits for all that was launched before, so one read brings what the verification and the
 drafter want, for all sequences of a batch. On a CPU the compiled core finds the same in one pass over the logits' own
@@ -24,10 +24,10 @@ AS_READ = {torch.float32: torch.float32, torch.bfloat16: torch.int16}  # what Nu
 
 @dataclass(frozen=True, slots=True)
 class LogitsRead:
-    """What is read of a forward's logits.
+    """Numbers to read of a forward's logits.
 
     Attributes:
-        num_top (`int | None`): the best token of each node and its `num_top` best; `None` where nobody wants either.
+        num_top (`int | None`): the best token of each node and its `num_top` best; `None` where neither is wanted.
         first_of_equals (`bool`): whether the best token must be the first of those with the same logit.
         choose: on an accelerator, given a sequence's number and its part: `(T, ...)` tensors on the logits' device to
             be read as well, or `None`.
@@ -175,7 +175,7 @@ def read_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
 
 
 def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
-    """What `read_logits` gives, by the compiled core; `None` where it is not there or cannot read these logits."""
+    """Reads as `read_logits` does, by the compiled core; `None` where it is not there or cannot read these logits."""
     core, as_read = native.core, AS_READ.get(logits.dtype)
     if not num_top or core is None or as_read is None or not is_host(logits.device):
         return None

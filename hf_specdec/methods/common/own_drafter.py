@@ -9,7 +9,7 @@ from hf_specdec.methods.common.drafter import BaseDrafter
 
 
 def maker_of(value: Any) -> Callable[[], BaseDrafter]:
-    """What makes the drafter of a sequence; of an instance always that one.
+    """Finds the function that makes the drafter of a sequence; of an instance always that one.
 
     Raises:
         ConfigError: `value` is neither a `Drafter` nor callable without arguments, or its class lacks methods. The
@@ -33,7 +33,7 @@ def maker_of(value: Any) -> Callable[[], BaseDrafter]:
 
 
 def _needs_arguments(make: Callable[..., Any]) -> bool:
-    """Whether a callable has parameters without a default; `False` where it does not tell, as built-in types."""
+    """True if a callable has parameters without a default; `False` where it does not tell, as built-in types."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What methods remember and several threads use at once."""
+"""State that methods remember and several threads use at once."""
 
 import copy
 import threading

@@ -55,7 +55,7 @@ class Vocabulary:
         return "".join([*pieces, self._decoded(plain)])
 
     def text_after(self, ids: Sequence[int], more: Sequence[int]) -> str:
-        """What `more` tokens add to the text of `ids`."""
+        """Text that `more` tokens add to that of `ids`."""
         before = list(ids[-WINDOW:])
         known, whole = self.text(before).rstrip(INCOMPLETE), self.text([*before, *more])
         return whole[len(known) :] if whole.startswith(known) else self.text(more)
@@ -148,7 +148,7 @@ class Translation:
         return self._num_read / (len(self.fixed) + len(self.tail))
 
     def ends(self, token: int) -> bool:
-        """Whether nothing is read of a draft after its token `token`."""
+        """True if nothing is read of a draft after its token `token`."""
         return token in self._specials
 
     def _new_text(self) -> str:
@@ -184,7 +184,7 @@ class Translation:
 
 
 def are_alike(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bool:
-    """Whether the ids of two tokenizers are the same tokens, so that nothing has to be translated.
+    """True if the ids of two tokenizers are the same tokens, so that nothing has to be translated.
 
     What texts are split into decides: an id that both have must be one token, and one of them may have a few more, as
     vocabularies that were padded. Added tokens may differ, as those of models of one family that were taught other
@@ -225,7 +225,7 @@ def check_tokenizers(tokenizer: object, assistant_tokenizer: object) -> None:
 
 
 def _exchanged(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> dict[int, str]:
-    """What the target's special tokens are to the draft: its own of the same role, except where a text only begins."""
+    """Maps the target's special tokens to the draft's own of the same role, except where a text only begins."""
     found: dict[int, str] = {}
     for role in ROLES:
         token = _id(target, role)

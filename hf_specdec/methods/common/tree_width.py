@@ -1,4 +1,4 @@
-"""How wide the trees of a batch are: every row of a forward is as wide as the widest, so rows decide together.
+"""Widths of the trees of a batch: every row of a forward is as wide as the widest, so rows decide together.
 
 at_common_width([tree, other], [0.1, 0.1])      # trees that say how probable their nodes are
 """
@@ -12,7 +12,7 @@ from hf_specdec.common.tree import DraftTree
 def at_common_width(trees: Sequence[DraftTree], min_probabilities: Sequence[float]) -> list[DraftTree]:
     """The trees without what is not worth its time, each row's first branch in front.
 
-    A node more a row takes time of every row, so of the nodes that stand at one place in their trees the sum of the
+    A node more a row takes time of every row, so of the nodes at one place in their trees the sum of the
     probabilities has to reach that of the rows' bounds. Trees that do not say how probable their nodes are stay.
 
     Args:

@@ -17,7 +17,7 @@ from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead, is_dflash_config
 
 MASK_EMBEDDING = "mask_embedding.pt"
-# of the target, which the training code keeps beside the head; `d2t` says what `t2d` does
+# of the target, which the training code keeps with the head; `d2t` says what `t2d` does
 TARGETS_OWN = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d")
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")  # acceptance is learned from what is accepted
 

@@ -1,7 +1,7 @@
-"""What the config.json of a DFlash head says, of DFlash, DFlash 2 and DSpark, in either of their published forms.
+"""Configuration of a DFlash head, of DFlash, DFlash 2 and DSpark, in either of their published forms.
 
 That of the methods' authors is the flat configuration of the head's layers, with an architecture's name and the other
-fields beside or in a `dflash_config`. That of speculators nests the layers' configuration. The networks are the same.
+fields, also in a `dflash_config`. That of speculators nests the layers' configuration. The networks are the same.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class DFlashHeadConfig:
     Args:
         layer (`PretrainedConfig`): of the decoder layers, of qwen3; its `vocab_size` is the target's.
         block_size (`int`): tokens of a block, the last token of the text among them.
-        mask_token_id (`int`): stands for a token to be drafted.
+        mask_token_id (`int`): in the place of a token to be drafted.
         layer_ids (`tuple[int, ...]`): hidden states that the head reads, as `output_hidden_states` numbers them: 0 the
             embeddings, n the last one.
         draft_vocab_size (`int`): tokens that the head can draft.
@@ -127,7 +127,7 @@ class DFlashHeadConfig:
 
     @classmethod
     def _from_flat(cls, values: Mapping[str, Any], kind: str) -> "DFlashHeadConfig":
-        """Of the authors' form, the fields of its `dflash_config` beside the others."""
+        """Fields of the authors' form, those of its `dflash_config` among them."""
         layer = _layers(values)
         ids = values.get("target_layer_ids")
         if ids is None:
@@ -166,12 +166,12 @@ class DFlashHeadConfig:
 
 
 def is_head_config(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a DFlash head."""
+    """True if a config.json is that of a DFlash head."""
     return values.get("speculators_model_type") in KINDS or _flat_kind(values) is not None
 
 
 def _flat_kind(values: Mapping[str, Any]) -> str | None:
-    """What the architecture's name stands for, if anything."""
+    """Finds the variant that the architecture's name gives, if any."""
     return next((ARCHITECTURES[name] for name in values.get("architectures") or [] if name in ARCHITECTURES), None)
 
 
@@ -212,7 +212,7 @@ def _usual_layers(num_layers: int, num_own: int) -> list[int]:
 def _sliding_span(
     layer: PretrainedConfig, window: int | None, *, is_causal: bool, from_root: bool = False
 ) -> AttentionSpan | None:
-    """Of the layers with a sliding window; `None` where there are none.
+    """Window of the layers with a sliding one; `None` where there are none.
 
     Args:
         window: tokens that each sees, its own counted; or states of the target that all tokens of a block see.

@@ -25,7 +25,7 @@ class DFlashHead(BlockHead):
         config: its shape.
         has_embedding: whether it brings token embeddings of its own; else it reads the target's.
         has_output_head: whether it brings an output head of its own.
-        has_mask_embedding: whether the mask has an embedding beside those of the tokens.
+        has_mask_embedding: whether the mask has an embedding besides those of the tokens.
 
     Attributes:
         d2t (`Tensor | None`): `(draft_vocab_size,)`, what is added to a draft id to make it the target's; `None` where
@@ -86,7 +86,7 @@ class DFlashHead(BlockHead):
 
     @property
     def by_predecessor(self) -> PredecessorHead | None:
-        """What makes logits depend on the token before."""
+        """Part that makes logits depend on the token before."""
         return self.markov_head or self.candidate_selector
 
     @property
@@ -140,7 +140,7 @@ class DFlashHead(BlockHead):
 def _convolved(
     layer: Any, name: str, compute: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor
 ) -> torch.Tensor:
-    """What `compute` makes of `states`, both convolved where the layer has a convolution of this name."""
+    """Applies `compute` to `states`, both convolved where the layer has a convolution of this name."""
     convolution: BlockConvolution | None = getattr(layer, name, None)
     if convolution is None:
         return compute(states)

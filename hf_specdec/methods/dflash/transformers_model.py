@@ -65,5 +65,5 @@ class DFlashModelHead(WrappedHead, BlockHead):
 
 
 def is_dflash_config(config: object) -> bool:
-    """Whether a configuration is that of a DFlash model."""
+    """True if a configuration is that of a DFlash model."""
     return all(hasattr(config, field) for field in FIELDS)

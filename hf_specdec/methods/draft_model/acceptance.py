@@ -1,4 +1,4 @@
-"""How often drafted tokens were accepted: what a draft's confidence is worth, learned by counting.
+"""Counts of accepted drafts: the worth of a draft's confidence, learned by counting.
 
 A drafted token is known by its rank among its siblings and by the probability that the draft gave it. Counted is
 whether the target took it, given that it took everything before it. Old counts fade, so memory is bounded and a new
@@ -19,7 +19,7 @@ MAX_COUNT = 256.0  # a count that reaches this is halved
 
 
 class GainCurve:
-    """What children of an accepted parent are worth beyond a bound: those below it are not verified, and worth nothing.
+    """Worth of children of an accepted parent beyond a bound: those below it are not verified, and worth nothing.
 
     Args:
         children: acceptance of each kind of child, and how many of it there are on the mean.
@@ -104,7 +104,7 @@ class AcceptanceCounts(SharedState):
         return (accepted + PRIOR_WEIGHT * PRIOR_MEANS[rank]) / (seen + PRIOR_WEIGHT)
 
     def gain_curve(self, num_ranks: int) -> GainCurve:
-        """What the children of an accepted parent are worth, by what is counted now.
+        """Worth of the children of an accepted parent, by what is counted now.
 
         Before anything is counted, a child is taken to be either surely accepted or surely not.
 

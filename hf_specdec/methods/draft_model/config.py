@@ -137,12 +137,12 @@ class DraftModelConfig(SpecConfig):
 
     @property
     def is_seed_exact(self) -> bool:
-        """Whether sampling gives the text that the seed gives without speculation."""
+        """True if sampling gives the text that the seed gives without speculation."""
         return self.engine == "loop" and not self.use_logits
 
     @property
     def draws_drafts(self) -> bool:
-        """Whether drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
+        """True if drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
         return self.use_logits
 
     @property

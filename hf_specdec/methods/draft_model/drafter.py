@@ -182,7 +182,7 @@ class DraftModelDrafter(RoundDrafter):
         """The nodes for the next forward, likeliest first; none where it gains nothing or the depth is reached.
 
         What a forward gains are the expected accepted tokens that it adds, less those that they displace and what the
-        nodes beside the first add to its time.
+        further nodes add to its time.
 
         Args:
             weakest: the value that a new node has to exceed.
@@ -205,7 +205,7 @@ class DraftModelDrafter(RoundDrafter):
         return best
 
     def _shares(self, chosen: list[Candidate], room: int, least: float) -> dict[Candidate, int]:
-        """How many children each node draws, `room` in all: the likeliest to be accepted, by counted means alone.
+        """Number of children that each node draws, `room` in all: the likeliest to be accepted, by counted means alone.
 
         Args:
             least: probability of acceptance that each has to have.
@@ -221,17 +221,17 @@ class DraftModelDrafter(RoundDrafter):
 
     @property
     def _num_levels(self) -> int:
-        """How deep this round's tree may be."""
+        """Largest depth of this round's tree."""
         return min(self.config.draft_len, self._request.max_depth)
 
     @property
     def chooses_size(self) -> bool:
-        """Whether as many tokens are verified as are worth it: the configuration does not say how many."""
+        """True if as many tokens are verified as are worth it: the configuration does not say how many."""
         return self.config.max_nodes is None and self.config.confidence_threshold is None
 
     @property
     def _cost_of_node(self) -> float:
-        """What a drafted token adds to the target's forward; 0 where the configuration says how many there are."""
+        """Cost of a drafted token in the target's forward; 0 where the configuration says how many there are."""
         return self.token_cost(self._request.num_rows, self.config.node_budget) if self.chooses_size else 0.0
 
     @property
@@ -255,7 +255,7 @@ class DraftModelDrafter(RoundDrafter):
         return self._cost_of_node * self._tokens_per_cost
 
     def _first_gain(self) -> float | None:
-        """What the round's first forward gains; `None` where it is configured, or made to notice a change."""
+        """Gain of the round's first forward; `None` where it is configured, or made to notice a change."""
         if self.config.confidence_threshold is not None:
             return None
         if (self._skipped + 1) % RETRY == 0:

@@ -10,7 +10,7 @@ from hf_specdec.methods.common.head_files import HeadFiles, write_head
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
-# of the target, which the training code keeps beside the head
+# of the target, which the training code keeps with the head
 TARGETS_OWN = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")
 
 

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head's config.json says, in either of its published forms.
+"""Configuration of an EAGLE-3 head, read from either of its published forms.
 
 Both forms describe the same network: the speculators format (`speculators_model_type: "eagle3"`) nests the layer's
 configuration, the SafeAILab and SpecForge format (`architectures: ["LlamaForCausalLMEagle3"]`) is a flat one, as is
@@ -64,7 +64,7 @@ class Eagle3HeadConfig:
             raise ConfigError("eagle_aux_hidden_state_layer_ids", rule, ids, "Correct the head's config.json.")
 
     def get_text_config(self) -> PretrainedConfig:
-        """What transformers' pipelines ask the configuration of an `assistant_model` for; a head has none.
+        """Refuses a head in transformers' pipelines, which ask an `assistant_model` for this; a head has none.
 
         Raises:
             ConfigError: always; the remedy is where a pipeline takes a head.
@@ -87,7 +87,7 @@ class Eagle3HeadConfig:
 
     @property
     def num_features(self) -> int:
-        """How many hidden states of the target are concatenated."""
+        """Number of hidden states of the target that are concatenated."""
         return 3 if self.layer_ids is None else len(self.layer_ids)
 
     @classmethod
@@ -176,7 +176,7 @@ class Eagle3HeadConfig:
 
 
 def is_head_config(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 head."""
+    """True if a config.json is that of an EAGLE-3 head."""
     architectures = values.get("architectures") or []
     return values.get("speculators_model_type") == "eagle3" or bool(set(architectures) & set(FLAT_ARCHITECTURES))
 

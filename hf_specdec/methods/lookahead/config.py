@@ -26,7 +26,7 @@ PLAIN = "Plain decoding is window_size=1, ngram_size=1, verification_set_size=0;
 
 
 def max_draft_len(window_size: int, ngram_size: int, verification_set_size: int) -> int:
-    """Most tokens that a step of lookahead computes beside the current one, window and candidates together.
+    """Most tokens that a step of lookahead computes besides the current one, window and candidates together.
 
     TensorRT-LLM's formula: `max_draft_len(7, 7, 7)` is 83, and plain decoding, `(1, 1, 0)`, needs none.
 
@@ -100,7 +100,7 @@ class LookaheadConfig(SpecConfig):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is drafted, as with `(1, 1, 0)`."""
+        """True if nothing is drafted, as with `(1, 1, 0)`."""
         return self.ngram_size == 1
 
     @property
@@ -110,12 +110,12 @@ class LookaheadConfig(SpecConfig):
 
     @property
     def max_draft_len(self) -> int:
-        """Most tokens a step computes beside the current one, see the function of this name."""
+        """Most tokens a step computes besides the current one, see the function of this name."""
         return max_draft_len(self.window_size, self.ngram_size, self.verification_set_size)
 
     @property
     def step_budget(self) -> int:
-        """Most tokens a step computes beside the current one, the window's counted."""
+        """Most tokens a step computes besides the current one, the window's counted."""
         return self.max_draft_len
 
     def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Lookahead: a window of guesses yields n-grams, a pool keeps them, those that begin with the last token are drafted.
 
-The target computes the window beside the draft, in the same forward, so no second model is needed.
+The target computes the window with the draft, in the same forward, so no second model is needed.
 Source: https://arxiv.org/abs/2402.02057. Unlike the paper's program, candidates share their prefixes, and a step that
 accepts a whole n-gram keeps the token after it.
 """
@@ -20,7 +20,7 @@ from hf_specdec.methods.lookahead.window import JacobiWindow
 
 @dataclass(frozen=True, slots=True)
 class LookaheadView:
-    """What a lookahead drafter is about to use.
+    """Window and n-grams that a lookahead drafter is about to use.
 
     Attributes:
         window (`tuple[tuple[int, ...], ...]`): its tokens level by level; level 0 begins with the root.
@@ -57,7 +57,7 @@ class LookaheadDrafter(BaseDrafter):
 
     @property
     def view(self) -> LookaheadView:
-        """The window and the part of the pool that concerns it, as they stand now."""
+        """The window and the part of the pool that concerns it, as they are now."""
         window = tuple(tuple(level) for level in self._window.levels)
         return LookaheadView(window, self._pool.snapshot(window[0]))
 
@@ -82,7 +82,7 @@ class LookaheadDrafter(BaseDrafter):
         return builder.build().with_extra(self._window.extra())
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
-        """Whether a node's n-gram stood in this text, or the window alone found it."""
+        """Names each node's source: an n-gram of this text, or the window alone."""
         builder, described = TreeBuilder(tree.tokens[0]), list[DraftedNode]()
         for tail, is_text in self._candidates:
             builder.add_path(0, tail)
@@ -101,11 +101,11 @@ class LookaheadDrafter(BaseDrafter):
         self._extend(result.accepted)
 
     def _was_computed(self, tree: DraftTree) -> bool:
-        """Whether the forward of `tree` carried the window."""
+        """True if the forward of `tree` carried the window."""
         return not self.config.is_plain and (tree.extra is not None or self._window.num_extra == 0)
 
     def _next_tokens(self, logits: NodeLogits, num_columns: int) -> list[int]:
-        """What the target says comes after the window's last level, where that is level 0 the root's row first."""
+        """The target's tokens after the window's last level, where that is level 0 the root's row first."""
         first = num_columns - self.config.window_size
         if len(self._window.levels) > 1:
             return logits.best(slice(first, num_columns))

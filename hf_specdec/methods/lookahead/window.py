@@ -1,6 +1,6 @@
 """The window of lookahead: guesses about the text to come, refined in parallel by Jacobi iteration.
 
-W columns by N - 1 levels. Level l, column i stands l + i positions after the root, the text's last token, which is
+W columns by N - 1 levels. Level l, column i is l + i positions after the root, the text's last token, which is
 itself level 0, column 0. Read upwards, a column is a piece of text: level l + 1 holds what the target said comes after
 level l. Knows nothing about pools, drafts or models.
 """
@@ -38,7 +38,7 @@ class JacobiWindow:
 
     @property
     def num_extra(self) -> int:
-        """Tokens beside the root."""
+        """Tokens besides the root."""
         return len(self.levels) * self.width - 1
 
     def extra(self) -> ExtraTokens | None:

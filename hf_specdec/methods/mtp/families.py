@@ -1,4 +1,4 @@
-"""How the checkpoints of each family of models hold their multi-token prediction layers.
+"""Layouts of multi-token prediction layers in the checkpoints of each family of models.
 
 Every family normalises the next token's embedding and the state before it apart, and projects the two, the embedding
 first. They differ in the names of the weights, in the block, and in what follows it.
@@ -41,7 +41,7 @@ def _step(config: Any, attention: Sequence[str]) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MtpFamily:
-    """How one family's checkpoints hold MTP layers.
+    """Layout of MTP layers in one family's checkpoints.
 
     Attributes:
         keys (`str`): regular expression of their weights' names.

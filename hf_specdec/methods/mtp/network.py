@@ -68,7 +68,7 @@ class MtpHead(WrappedHead, PairHead):
         return sum(int(weight.numel()) for module in modules for weight in module.parameters())
 
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
-        """Of the stage's one layer, found by computing a token with it."""
+        """Shapes of the stage's one layer, found by computing a token with it."""
         if stage not in self._shapes:
             zeros = torch.zeros((1, 1, self.hidden_size), dtype=self.dtype, device=self.device)
             position = torch.zeros((1, 1), dtype=torch.long, device=self.device)

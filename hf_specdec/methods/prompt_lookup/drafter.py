@@ -35,7 +35,7 @@ class PromptLookupDrafter(BaseDrafter):
         pool: texts of earlier calls; the finished text is added to it.
         token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row,
             where a row has so many drafted tokens.
-        jump: what a forward of several tokens a row adds beside that, whatever their number; also by rows.
+        jump: what a forward of several tokens a row adds to that, whatever their number; also by rows.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PromptLookupDrafter(BaseDrafter):
             self.index = NgramIndex(self.config.max_matching_ngram_size)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
-        """Whether this text or an earlier one was copied; in a tree also the votes' estimate."""
+        """Names the copied text, this one or an earlier one; in a tree also the votes' estimate."""
         assert self._proposed is not None
         origins = [self._origins[node - 1] for node in tree.nodes_in(self._proposed)[1:] if node]
         return tuple([DraftedNode("text" if is_own else "earlier_texts", share) for is_own, share in origins])
@@ -153,7 +153,7 @@ class PromptLookupDrafter(BaseDrafter):
         return chances if gain > self.jump(num_rows) else []
 
     def _best_place(self, length: int) -> tuple[NgramIndex, int] | None:
-        """Of the places of the longest n-gram that is found: full continuations, then long matches, then new ones."""
+        """Chooses a place of the longest n-gram that is found: full continuations, then long matches, then new ones."""
         text = self.index.tokens
         for size in range(min(self.config.max_matching_ngram_size, len(text)), 0, -1):
             places = self._places(text[-size:], CHAIN_PLACES)

@@ -1,6 +1,6 @@
 """Places of the n-grams of a growing text: amortised O(1) per token, the same work per look-up at any length.
 
-A *place* is a position in the text after an earlier occurrence of an n-gram: what stands there followed it then. The
+A *place* is a position in the text after an earlier occurrence of an n-gram: the token there followed it then. The
 compiled core keeps a hash table and links; without it the text is scanned. Knows nothing about drafts or models.
 """
 
@@ -85,7 +85,7 @@ class NgramIndex:
         return [(self, place) for place in self.places(ngram, limit)]
 
     def match_length(self, place: int, context: Sequence[int], limit: int) -> int:
-        """Count how many of the last tokens of `context` also stand in front of `place`, up to `limit`."""
+        """Count how many of the last tokens of `context` are also in front of `place`, up to `limit`."""
         text, end = self.tokens, len(context)
         longest = min(limit, place, end)
         length = 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.shared_state import SharedState
 
-BOUNDARY = -1  # stands between two texts; no token id, so no match crosses it
+BOUNDARY = -1  # between two texts; no token id, so no match crosses it
 MAX_NGRAM_SIZE = 4
 
 
