@@ -75,6 +75,7 @@ _NAMES = {  # by module
     "common.observer": ("DraftedNode", "SourceVote", "SpecStep"),
     "common.stats": ("SpecOutput", "SpecStats"),
     "common.tree": ("DraftTree", "TreeBuilder"),
+    "engine.sampling.per_row": ("PerRow",),
     "forward.capabilities.probe": ("Capability",),
     "loading.auto": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
     "loading.pipelines": ("pipeline",),
@@ -91,7 +92,6 @@ _NAMES = {  # by module
     "methods.mtp.config": ("MtpConfig",),
     "methods.plain.config": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
-    "request.per_row": ("PerRow",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from hf_specdec.common.observer import DraftedNode, SourceVote, SpecStep
     from hf_specdec.common.stats import SpecOutput, SpecStats
     from hf_specdec.common.tree import DraftTree, TreeBuilder
+    from hf_specdec.engine.sampling.per_row import PerRow
     from hf_specdec.forward.capabilities.probe import Capability
     from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from hf_specdec.loading.pipelines import pipeline
@@ -118,7 +119,6 @@ if TYPE_CHECKING:
     from hf_specdec.methods.mtp.config import MtpConfig
     from hf_specdec.methods.plain.config import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-    from hf_specdec.request.per_row import PerRow
 else:
 
     def __getattr__(name: str) -> Any:

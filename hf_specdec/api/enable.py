@@ -13,11 +13,11 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, become_plain
+from hf_specdec.call.run import decode
 from hf_specdec.compat.modules import remove_output_hooks
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
-from hf_specdec.generation.generate import decode
 from hf_specdec.kernels.registry import check_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import give_memory, memory_in_use

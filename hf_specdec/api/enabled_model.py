@@ -16,10 +16,10 @@ from typing import Any, Literal, cast, overload
 
 from transformers import GenerationMixin, PreTrainedModel
 
+from hf_specdec.call.run import class_generate, generate_with, with_own_arguments
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.generation.generate import class_generate, generate_with, with_own_arguments
 from hf_specdec.kernels.registry import check_asked, register
 
 _LOCK = threading.RLock()

@@ -1,16 +1,87 @@
-"""Statistics of a call: counters and seconds of speculation, by vLLM's names and rules.
+"""Plan of a call, and its counters and seconds of speculation, by vLLM's names and rules.
 
 out = model.generate(..., return_dict_in_generate=True, spec_method="prompt_lookup")
+print(out.spec_stats.plan)
 out.spec_stats.mean_acceptance_length
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, Self
 
 import torch
 
 NUM_BINS = 10
+LOOPS = {
+    "own": "this package's loop",
+    "assisted": "transformers' assisted decoding",
+    "transformers": "transformers' own loop",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """How one call is decoded, and why; made once, before its first forward. `print` shows it.
+
+    Attributes:
+        way (`str`): what a forward of the target verifies: `"tree"`, `"chain"`, or `"plain"` for one token.
+        reason (`str`): why it is this way.
+        method (`str`): the method's name; empty for a drafter of the user's own.
+        loop (`str`): `"own"` is this package's, `"assisted"` transformers' assisted decoding, `"transformers"` its own
+            greedy search, sampling or `generate`.
+        network (`str | None`): class of the draft model or head, or the target's first layers; `None` without one.
+        budget (`int`): most drafted tokens of a row and step.
+        budget_reason (`str`): why as many.
+        num_rows (`int`): sequences of the call.
+        shares_batch (`bool`): whether it is a prompt of `generate_many` that shares a batch with others.
+        cache (`str`): `"dynamic"`, `"static"`, or the class of another cache.
+        widths (`tuple[int, ...]`): tokens of each row that forwards after the prompt have, over a static cache.
+        capacity (`int`): columns of its buffers.
+        is_compiled (`bool`): whether these forwards are compiled.
+        notes (`tuple[str, ...]`): what the log says once of the model in such a call.
+    """
+
+    way: Literal["tree", "chain", "plain"]
+    reason: str
+    method: str = ""
+    loop: Literal["own", "assisted", "transformers"] = "own"
+    network: str | None = None
+    budget: int = 0
+    budget_reason: str = ""
+    num_rows: int = 1
+    shares_batch: bool = False
+    cache: str = "dynamic"
+    widths: tuple[int, ...] = ()
+    capacity: int = 0
+    is_compiled: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plain_reason(self) -> str | None:
+        """Why the call is decoded without this package's speculation; `None` where it is not."""
+        return self.reason if self.loop == "transformers" else None
+
+    def __str__(self) -> str:
+        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows"
+        if self.shares_batch:
+            rows = "1 row of a shared batch"
+        lines = {
+            "way": f"{self.way}: {self.reason}",
+            "method": f"{self.method or 'a drafter of your own'}, in {LOOPS[self.loop]}",
+        }
+        if self.loop != "transformers":
+            lines["budget"] = f"{self.budget} drafted tokens a row and step: {self.budget_reason}"
+            lines["network"] = self.network or "none"
+        lines["shapes"] = f"{self.cache} cache, {rows}"
+        if self.widths:
+            widths = ", ".join(map(str, self.widths))
+            how = "compiled" if self.is_compiled else "not compiled"
+            lines["shapes"] += f"; forwards of {widths} tokens a row over {self.capacity} columns, {how}"
+        return "\n".join(f"{name:8}{text}" for name, text in lines.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @dataclass(slots=True)
@@ -37,6 +108,7 @@ class SpecStats:
         compile_seconds (`float`): what this call spent on forwards that compile, and on accelerators on the first two
             of each shape, in which CUDA graphs are recorded.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
+        plan (`CallPlan | None`): how the call was decoded, and why; `None` where nothing was decoded.
         predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
             acceptance: for each tenth of probability how many there were, the sum of their probabilities, and how many
             were accepted. `reliability` puts it as rates.
@@ -59,7 +131,13 @@ class SpecStats:
     num_graphs: int = 0
     compile_seconds: float = 0.0
     plain_reason: str | None = None
+    plan: CallPlan | None = None
     predictions: list[list[float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, plan: CallPlan) -> Self:
+        """Counters of a call that has this plan, all at 0."""
+        return cls(method=plan.method, tier=plan.way, plain_reason=plan.plain_reason, plan=plan)
 
     def record_step(self, num_drafted: int, num_accepted: int) -> None:
         """Count one verify step that drafted `num_drafted` tokens, `num_accepted` of which were emitted."""
@@ -113,7 +191,8 @@ class SpecStats:
             "mean_acceptance_length",
             "reliability",
         )
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        return found | {"plan": None if self.plan is None else self.plan.to_dict()}
 
 
 class SpecOutput(Protocol):

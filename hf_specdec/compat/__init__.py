@@ -30,6 +30,7 @@ from hf_specdec.compat.caches import (
     CACHE,
     CACHE_LENGTHS,
     GIVEN_CACHES,
+    STATIC_NAMES,
     VALUES_KEEP_DTYPE,
     DummyLayer,
     assists_static_caches,

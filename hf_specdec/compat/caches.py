@@ -27,6 +27,7 @@ __all__ = [
     "CACHE_LENGTHS",
     "CACHE_NAMES",
     "GIVEN_CACHES",
+    "STATIC_NAMES",
     "VALUES_KEEP_DTYPE",
     "DummyLayer",
     "assists_static_caches",
@@ -53,6 +54,7 @@ _HAS_NEW_NAME = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_
 CACHE = "cache" if _HAS_NEW_NAME else OLD_NAMES[0]  # a cache among the arguments and in the outputs of most models
 CACHE_NAMES = ("cache", "state") if _HAS_NEW_NAME else (*OLD_NAMES, "state")  # under which `generate` keeps it
 CACHE_LENGTHS = frozenset({"cache_length", "past_key_values_length"})  # among the arguments of position modules
+STATIC_NAMES = ("hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
 GIVEN_CACHES = ("cache", *OLD_NAMES) if _HAS_NEW_NAME else OLD_NAMES  # under which callers of `generate` pass it
 
 

@@ -12,11 +12,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from hf_specdec import compat
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.sampling.per_row import PerRow
 from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.request.per_row import PerRow
 
 UNBOUNDED = 1024  # new tokens that buffers are made for where nothing bounds a text
 MOST_ROOM = 4096  # new tokens that buffers are made for at once
@@ -28,9 +29,9 @@ class Call:
 
     Attributes:
         model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
-        callers: what else of the caller's runs between the forwards: an observer, a drafter, what is in `streamer`.
+        user_callbacks: other code of the caller's that runs between the forwards: an observer, a drafter, a streamer.
         now: the model's fingerprint.
-        facts: what is known of its structure.
+        facts: facts that follow from its structure.
     """
 
     model: PreTrainedModel
@@ -40,7 +41,7 @@ class Call:
     generation_config: GenerationConfig
     model_kwargs: dict[str, Any]
     streamer: Any = None
-    callers: tuple[Any, ...] = ()
+    user_callbacks: tuple[Any, ...] = ()
     now: Fingerprint = field(init=False, repr=False)
     facts: ModelFacts = field(init=False, repr=False)
 
@@ -53,6 +54,17 @@ class Call:
         """Most tokens that a text gets after its prompt; `None` where nothing bounds them."""
         longest = self.generation_config.max_length
         return int(longest) - self.input_ids.shape[1] if longest else None
+
+    @property
+    def cache(self) -> Any:
+        """The cache among `model_kwargs`, or `None`."""
+        return self.model_kwargs.get(compat.cache_name(self.model_kwargs))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that the call may come to, those of earlier turns counted."""
+        num_read = compat.prompt_length(self.input_ids, self.generation_config, self.model_kwargs)
+        return num_read + max(self.max_new_tokens or 0, 0)
 
     @property
     def reads_embeddings(self) -> bool:
@@ -74,7 +86,7 @@ class Call:
     @property
     def is_undisturbed(self) -> bool:
         """Whether no streamer, processor, criterion, observer or drafter of the caller's runs at each token."""
-        called = [*self.logits_processor, *self.stopping_criteria, *self.callers]
+        called = [*self.logits_processor, *self.stopping_criteria, *self.user_callbacks]
         return not any(
             isinstance(one, PerRow | PrefixConstrainedLogitsProcessor)  # which ask a function of the caller's
             or not type(one).__module__.startswith(("transformers.", "hf_specdec."))

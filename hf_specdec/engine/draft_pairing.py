@@ -12,10 +12,10 @@ from hf_specdec.common.transfer import HOST, left_padded
 from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.processors import in_order
-from hf_specdec.engine.batch_rules import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
+from hf_specdec.engine.sampling.row_processors import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
@@ -140,13 +140,7 @@ def draft_runner_of(
         encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
         translations: each row's prompt in the draft's vocabulary, where that is another one.
 
-    Raises:
-        ConfigError: the prompt is no text that the draft could read.
     """
-    if call.input_ids.shape[1] == 0:
-        raise ConfigError(
-            "inputs_embeds", "must be unset with a draft model", "given", "Pass input_ids, which the draft reads too."
-        )
     ids, mask = call.input_ids, call.model_kwargs.get("attention_mask")
     if translations is not None:
         # The last fixed token is the first root, after the prompt; a text of one token has it twice.

@@ -7,7 +7,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
-from hf_specdec.forward.capabilities.findings import Found
+from hf_specdec.forward.capabilities.probe_exit import ExitFinding
 from hf_specdec.forward.networks.exit_runner import OWN_CACHE, ExitRunner
 from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
 
@@ -42,9 +42,8 @@ def check_exit(call: Call, layers: int) -> None:
     if not call.facts.of(_keeps_keys_alone, model):
         rule = f"must be unset for {name}, whose cache holds more than keys and values"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
-    cache = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
-    if isinstance(cache, compat.DynamicCache) and not SpecCache.takes(cache):
-        rule = f"must be unset with this {type(cache).__name__}, which may hold more than keys and values"
+    if isinstance(call.cache, compat.DynamicCache) and not SpecCache.takes(call.cache):
+        rule = f"must be unset with this {type(call.cache).__name__}, which may hold more than keys and values"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
 
 
@@ -54,18 +53,9 @@ def _keeps_keys_alone(model: PreTrainedModel) -> bool:
     return cache is not None and SpecCache.adopt(cache) is not None
 
 
-def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
-    """The target's first layers, ready to draft for the call.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+def exit_runner_of(call: Call, layers: int, finding: ExitFinding, *, takes_trees: bool) -> ExitRunner:
+    """The target's first layers, ready to draft for the call."""
     model = call.model
-    check_exit(call, layers)
-    finding = found.early_exit(model, layers)
-    if finding.refusal is not None:
-        rule = f"must be unset for {type(model).__name__}: after {counted(layers, 'layer')}, {finding.refusal}"
-        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
     if finding.recomputed is not None:
         what = f"verify passes compute {counted(layers, 'layer')} again"
         state_of(model).warn_once(f"{type(model).__name__}: {what}: {finding.recomputed}")
@@ -74,7 +64,7 @@ def exit_runner_of(call: Call, layers: int, found: Found) -> ExitRunner:
         model,
         layers,
         num_rows=len(call.input_ids),
-        takes_trees=found.capability.tier == "tree",
+        takes_trees=takes_trees,
         resumes=finding.recomputed is None and not shows_layers,
         device=call.input_ids.device,
         facts=call.facts,

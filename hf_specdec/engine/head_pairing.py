@@ -109,15 +109,8 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
 
     Args:
         budget (`int`): most tokens drafted a step.
-
-    Raises:
-        ConfigError: head and target do not go together, or the prompt is no text that the head could read.
     """
-    layers = check_head(call.model, head)
     length = call.input_ids.shape[1]
-    if length == 0:
-        rule, remedy = "must be unset with a draft head", "Pass input_ids, which the head reads too."
-        raise ConfigError("inputs_embeds", rule, "given", remedy)
     room = UNBOUNDED if call.max_new_tokens is None else call.max_new_tokens
     prompts = [call.prompt_of(row) for row in range(len(call.input_ids))]
     embed = compat.input_embeddings(call.model)
@@ -126,7 +119,7 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
     about = HeadCall(
         prompts=prompts,
         embed=embed,
-        hidden_layers=layers,
+        hidden_layers=head.layer_ids(compat.num_decoder_layers(call.model)),
         vocab_size=compat.text_config(call.model.config).vocab_size,
         relative_cost=_relative_cost(call, head),
         device=call.input_ids.device,

@@ -10,7 +10,6 @@ from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.stopping import agreed_criteria
-from hf_specdec.errors import ConfigError
 from hf_specdec.forward.target.inputs import tensors_of
 from hf_specdec.methods.common.drafter import BaseDrafter
 
@@ -19,11 +18,10 @@ OF_TEXT = {"attention_mask", "position_ids"}
 
 def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
-    if call.reads_embeddings:
-        raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
     is_alone = not call.model.config.is_encoder_decoder and bool(tensors_of(call.model_kwargs).keys() - OF_TEXT)
     candidates = CountedCandidates(drafter, stats, rank_sync, reads_prompt_alone=is_alone)
-    recorded = compat.recorded(call.model_kwargs.get(compat.cache_name(call.model_kwargs)))
+    recorded = compat.recorded(call.cache)
+    stats.method = stats.method or type(drafter).__name__
     try:
         output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_loop_arguments(call, rank_sync))
     finally:

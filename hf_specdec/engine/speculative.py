@@ -1,6 +1,6 @@
-"""One call, from prepared inputs to the output object: the tier's way of decoding, and what comes back.
+"""Carries out the plan of a call in this package's loop, from prepared inputs to the output object.
 
-Takes what `generate` hands to a decoding method. Knows no method by name.
+Decides nothing, and knows no method by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +10,11 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.common.observer import SpecStep
-from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch, Limits
-from hf_specdec.engine.batch_rules import criteria_of_row, processors_of_row
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.call_output import call_output, shown_fields
 from hf_specdec.engine.continuous_batching import QueuedSequence
@@ -23,16 +22,17 @@ from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, draws_beside
-from hf_specdec.engine.static_shapes import compiled_forward, fixed_shapes
+from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.forward.networks.drafting import used_by
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.networks.shared_cache_runner import SharedCacheRunner
-from hf_specdec.forward.target.model_runner import MAX_DRAFT, ModelRunner, Tier
+from hf_specdec.forward.target.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter
 
@@ -41,10 +41,9 @@ MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]
 
 def decode_speculatively(
     call: Call,
+    plan: CallPlan,
     make_drafter: MakeDrafter,
     *,
-    tier: Tier,
-    budget: int,
     stats: SpecStats,
     draft_runner: BaseDraftRunner | None,
     costs: StepCosts | None,
@@ -55,36 +54,35 @@ def decode_speculatively(
 
     Args:
         make_drafter: makes the drafter of one sequence from its index and random generator.
-        budget: most drafted tokens of a sequence and step.
         costs: of the target's forwards; with them, each step verifies as many tokens as save time.
         rank_sync: of the processes that decode together.
     """
-    config, model = call.generation_config, call.model
-    original = call.model_kwargs.get(compat.cache_name(call.model_kwargs))
-    keep_cache = bool(config.return_dict_in_generate) or compat.is_users_own(original)
+    config = call.generation_config
     texts = _texts(call)
     sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
-    fixed = fixed_shapes(call, [sequence.drafter for sequence in sequences], budget)
     target = ModelRunner(
-        model,
+        call.model,
         call.input_ids,
         config,
         call.model_kwargs,
         texts,
-        tier=tier,
-        keep_cache=keep_cache,
+        tier=plan.way,
+        keep_cache=bool(config.return_dict_in_generate) or compat.is_users_own(call.cache),
         hidden_layers=_read_layers(draft_runner),
-        fixed=fixed,
-        compiled=compiled_forward(call, fixed),
+        fixed=fixed_shapes(call, plan),
+        compiled=compiled_target(call) if plan.is_compiled else None,
         facts=call.facts,
     )
     _bind(draft_runner, target)
-    stats.tier, stats.method = target.tier, stats.method or type(sequences[0].drafter).__name__
-    widths = () if fixed is None else fixed.widths
-    step_budget = None if costs is None else Budget(costs, max_nodes=budget, widths=widths)
+    stats.method = stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
-        Batch(sequences, target, _limits(call, budget), used_by(rank_sync, draft_runner)),
-        StepRunner(stats, rank_sync, budget=step_budget, observer=observer),
+        Batch(sequences, target, _limits(call, plan.budget), used_by(rank_sync, draft_runner)),
+        StepRunner(
+            stats,
+            rank_sync,
+            budget=None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths),
+            observer=observer,
+        ),
         streamer=call.streamer,
         shows=shown_fields(call),
     )
@@ -157,17 +155,18 @@ def _sequences(
 
 def queued_sequence_of(
     call: Call,
-    budget: int,
+    plan: CallPlan,
     drafter: BaseDrafter,
     index: int,
     generator: torch.Generator | None,
     draft_runner: BaseDraftRunner | None,
     rank_sync: RankSync,
 ) -> QueuedSequence:
-    """A call of one sequence on a model of the tree tier, to be decoded among others."""
+    """A call of one sequence, to be decoded among others."""
     (text,) = _texts(call)
     sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
-    stats = SpecStats(method=type(drafter).__name__, tier="tree")
+    stats = SpecStats.of(plan)
+    stats.method = stats.method or type(drafter).__name__
     sequence = SequenceState(
         index, text, text.tokens.copy(), drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync
     )
@@ -177,14 +176,14 @@ def queued_sequence_of(
         call.generation_config,
         call.model_kwargs,
         [text],
-        tier="tree",
+        tier=plan.way,
         keep_cache=False,
         hidden_layers=_read_layers(draft_runner),
         facts=call.facts,
     )
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
-    batch = Batch([sequence], target, _limits(call, budget), used_by(rank_sync, draft_runner))
+    batch = Batch([sequence], target, _limits(call, plan.budget), used_by(rank_sync, draft_runner))
     return QueuedSequence(batch, longest, None if draft_runner is None else draft_runner.network)
 
 

@@ -15,6 +15,7 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api.enable import SpecGenerationMixin, enable
+from hf_specdec.call.arguments import own_arguments
 from hf_specdec.common.files import check_path, said_of_hub
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
@@ -37,7 +38,6 @@ from hf_specdec.loading.checkpoints.folder import check_folder, check_kind
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
-from hf_specdec.request.request import own_arguments
 
 __all__ = [
     "PRECISIONS",

@@ -18,11 +18,12 @@ from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.call.arguments import own_arguments
+from hf_specdec.call.run import generate_once
 from hf_specdec.common.files import check_path
 from hf_specdec.compat.hub_files import cached_file, validate_repo_id
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.generation.generate import generate_once
 from hf_specdec.loading.auto import AutoDraftHead
 from hf_specdec.methods.auto.method import give_memory
 from hf_specdec.methods.auto.spec_memory import SpecMemory
@@ -31,7 +32,6 @@ from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.methods.registry import resolve
-from hf_specdec.request.request import own_arguments
 
 FOLDER = "custom_generate"
 HEAD, MEMORY, CONTENTS = "head", "memory.safetensors", "contents.json"  # beside the script

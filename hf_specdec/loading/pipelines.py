@@ -14,13 +14,13 @@ import transformers
 from transformers import TextGenerationPipeline
 
 from hf_specdec.api.enable import enable
+from hf_specdec.call.arguments import AUTO, check_method, with_own_method
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading.auto import AutoModelForCausalLM, load_draft
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
-from hf_specdec.request.request import check_method, configs_of, with_default_method, with_own_method
 
 TASK = "text-generation"
 PATHS = (str, os.PathLike)  # of a folder, or a name on the hub
@@ -52,11 +52,7 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
         """As the base class; a call's own method leaves the pipeline's configuration and draft aside."""
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         if (usual := getattr(self, "_forward_params", None)) is not None:  # none yet while the pipeline is made
-            inner = generation_model(self.model)
-            together = with_own_method(inner, usual, forward)
-            if "spec_method" not in together and "spec_method" in usual:  # the call's generation configuration has it
-                methods = (getattr(config, "spec_method", None) for config in configs_of(inner, together))
-                together["spec_method"] = next(filter(None, methods))
+            together = with_own_method(generation_model(self.model), usual, forward)
             names = usual.keys() | ({"spec_method"} & together.keys())
             forward |= {name: together.get(name) for name in names if name not in forward}
         return preprocess, forward, postprocess
@@ -141,6 +137,6 @@ def pipeline(
         model=loaded,
         tokenizer=load_tokenizer(tokenizer, **hub) if isinstance(tokenizer, PATHS) else tokenizer,
         pipeline_class=SpecTextGenerationPipeline,
-        **with_default_method(generation_model(loaded), kwargs),
+        **{"spec_method": AUTO, **kwargs},
     )
     return made

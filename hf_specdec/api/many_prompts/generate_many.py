@@ -21,16 +21,13 @@ from hf_specdec.api.many_prompts.prompt_inputs import (
     numbered,
 )
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.call.arguments import AUTO
+from hf_specdec.call.request import Settings
+from hf_specdec.call.rules.settings import check_settings
 from hf_specdec.common.progress import with_bar
 from hf_specdec.common.transfer import HOST
 from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.generation.arguments import check_modes, settings_of, with_cache
 from hf_specdec.methods.common.config import check_positive
-from hf_specdec.request.request import (
-    AUTO,
-    configs_of,
-    for_batch,
-)
 
 MAX_CACHE_TOKENS = 1 << 18
 
@@ -84,14 +81,13 @@ def generate_many(
     check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
     prompts = each_prompt(prompts)
     inner = compat.generation_model(enable(model))
-    with_cache(inner, generate_kwargs)
-    settings = settings_of(generate_kwargs, configs_of(inner, generate_kwargs))
+    settings = Settings.of(inner, generate_kwargs)
     check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens"))
-    check_modes(settings, {name: value for name, value in generate_kwargs.items() if name != "assistant_model"})
+    check_settings(settings)
     check_all(settings, tokenizer)
     seed = checked_seed(seed)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-    job = Job(model, tokenizer, seed, for_batch(inner, {**generate_kwargs, "spec_method": spec_method}))
+    job = Job(model, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results

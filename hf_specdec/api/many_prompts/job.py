@@ -8,40 +8,35 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
-from hf_specdec.api.many_prompts.prompt_inputs import (
-    INPUT_NAMES,
-    check_names,
-    check_one,
-    inputs_of,
-)
+from hf_specdec.api.many_prompts.prompt_inputs import INPUT_NAMES, check_names, check_one, inputs_of
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.call.arguments import (
+    AUTO,
+    NONE,
+    own_arguments,
+    read_prompt_request,
+    with_method,
+    with_own_method,
+    without_drafts,
+)
+from hf_specdec.call.assisted_arguments import ASSISTED_ARGUMENTS, check_taken
+from hf_specdec.call.drafting import drafting_of
+from hf_specdec.call.facts import Facts
+from hf_specdec.call.plan import plan_row
+from hf_specdec.call.request import Request, Settings
+from hf_specdec.call.rules.many import alone, one_by_one
+from hf_specdec.call.run import digests, log_notes, prepared_call
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.transfer import HOST
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
-from hf_specdec.engine.decode import drafting, fields_of
+from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.plain_reasons import alone_reason, one_by_one_reason
+from hf_specdec.engine.sampling.per_row import of_prompt
 from hf_specdec.engine.sampling.random_streams import OwnDraws
-from hf_specdec.engine.shared_budget import weigh_drafts_of
 from hf_specdec.engine.speculative import queued_sequence_of
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
-from hf_specdec.forward.capabilities.findings import Found
-from hf_specdec.generation.arguments import settings_of
-from hf_specdec.generation.generate import prepared_call
-from hf_specdec.request.assisted_arguments import ASSISTED_ARGUMENTS, check_others
-from hf_specdec.request.per_row import of_prompt
-from hf_specdec.request.request import (
-    AUTO,
-    NONE,
-    Request,
-    configs_of,
-    for_batch,
-    own_arguments,
-    read_request,
-    without_drafts,
-)
 
 NOT_YET = object()  # among prompts: none is waiting now
 METHOD_FIELDS = {"assistant_model", "generation_config", *ASSISTED_ARGUMENTS}  # of a prompt with its own method
@@ -65,13 +60,12 @@ class Job:
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
-        self._ready: list[ManyResult] = []
+        self._ready: list[ManyResult] = []  # of prompts that never got a row
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
-        """Results as they finish."""
-        request, rank_sync = self._request(), rank_sync_of(self.model)
-        found = state_of(self.model).findings.of(self.model)
-        if (reason := one_by_one_reason(self.given, request, found)) is not None:
+        """Results as they finish, of prompts that share a batch, or are decoded one by one where none can."""
+        request, facts = self._request(), Facts(self.model)
+        if (reason := one_by_one(self.given, facts, request)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
             for index, prompt in prompts:
@@ -79,43 +73,39 @@ class Job:
                     return
                 yield self._alone(index, prompt)
             return
-        steps = StepRunner(SpecStats(), rank_sync, budget=None, observer=request.observer)
-        weigh_drafts_of(steps, self.model, request)
+        steps = StepRunner(SpecStats(), rank_sync_of(self.model), budget=None, observer=request.observer)
+        _weigh(steps, facts, request)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns)
-        for done in batching.run(self._queued(prompts, found, steps)):
+        for done in batching.run(self._queued(prompts, steps)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)
             yield self._result(done.index, prompt, done.emitted, done.error, done.stats)
         yield from self._finished()
-
-    def _request(self) -> Request:
-        """Reads the job's request, without any prompt."""
-        configs = configs_of(self.model, self.kwargs)
-        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
-        request = read_request(kwargs := {**own, **self.kwargs}, configs, state_of(self.model).defaults)
-        assert request is not None
-        if not request.is_default:
-            check_others(settings_of(kwargs, configs), kwargs, request.method)
-        return request
 
     def _finished(self) -> Iterator[ManyResult]:
         """Results of prompts that never got a row, in order."""
         while self._ready:
             yield self._ready.pop(0)
 
-    def _queued(
-        self, prompts: Iterator[tuple[int, Any]], found: Found, steps: StepRunner
-    ) -> Iterator[QueuedSequence | None]:
+    def _request(self) -> Request:
+        """What is asked for, without any prompt."""
+        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        request = read_prompt_request(self.model, {**own, **self.kwargs})
+        if not request.is_default:
+            check_taken(request.settings, request.method)
+        return request
+
+    def _queued(self, prompts: Iterator[tuple[int, Any]], steps: StepRunner) -> Iterator[QueuedSequence | None]:
         """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
         for index, prompt in prompts:
             if prompt is NOT_YET:
                 yield None
                 continue
             try:
-                queued = self._prepared(index, prompt, found, steps)
-            except _CannotJoin as alone:
-                if alone.reason is not None:
-                    self._warn_once(f"decodes some prompts alone: {alone.reason}")
+                queued = self._prepared(index, prompt, steps)
+            except _CannotJoin as cannot:
+                if cannot.reason is not None:
+                    self._warn_once(f"decodes some prompts alone: {cannot.reason}")
                 self._ready.append(self._alone(index, prompt))
                 continue
             except Exception as error:
@@ -126,7 +116,7 @@ class Job:
             self._prompts[index] = prompt
             yield queued
 
-    def _prepared(self, index: int, prompt: Any, found: Found, steps: StepRunner) -> QueuedSequence:
+    def _prepared(self, index: int, prompt: Any, steps: StepRunner) -> QueuedSequence:
         """One prompt ready to join the batch.
 
         Raises:
@@ -136,22 +126,24 @@ class Job:
         inputs = self._inputs(index, prompt)
         if _asks_for_none(inputs):
             raise _CannotJoin(None)
-        call, request = prepared_call(self.model, for_batch(self.model, self.kwargs, inputs))
-        if (reason := alone_reason(call, request)) is not None:
+        call, request = prepared_call(self.model, with_own_method(self.model, self.kwargs, inputs))
+        facts = Facts(self.model, call)
+        if (reason := alone(facts, request)) is not None:
             raise _CannotJoin(reason)
-        draft_runner, make_drafter = drafting(call, request, found)
+        plan = plan_row(facts, request)
+        draft_runner, make_drafter = drafting_of(facts, request, plan)
         if draft_runner is not None and not draft_runner.reads_prompt:
             raise _CannotJoin("the draft model has no positions for all of its prompt")
         seed = self._seed_of(index, inputs)
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
-        rank_sync.check(lambda: fields_of(call, request, prompt=index))
+        rank_sync.check(lambda: digests(call, request, plan, prompt=index))
+        log_notes(self.model, plan)
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(call, request.budget, drafter, index, generator, draft_runner, rank_sync)
-        weigh_drafts_of(steps, self.model, request)
+        queued = queued_sequence_of(call, plan, drafter, index, generator, draft_runner, rank_sync)
+        _weigh(steps, facts, request)
         queued.sequence.is_weighed = request.config.fits_costs
         queued.sequence.observer = inputs.get("spec_observer")
-        stats = queued.sequence.stats
-        stats.method, stats.seeds = request.name or stats.method, None if seed is None else [seed]
+        queued.sequence.stats.seeds = None if seed is None else [seed]
         return queued
 
     def _alone(self, index: int, prompt: Any) -> ManyResult:
@@ -162,7 +154,8 @@ class Job:
             if observer is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            kwargs = {**for_batch(self.model, self.kwargs, inputs), "return_dict_in_generate": True}
+            kwargs = with_method(self.model, with_own_method(self.model, self.kwargs, inputs))
+            kwargs["return_dict_in_generate"] = True
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
                 output = self.given.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
@@ -206,7 +199,7 @@ class Job:
         """Seed of one prompt, if it samples; a job that does not draws its seed when the first prompt does."""
         kwargs = {**self.kwargs, **inputs}
         seed = self._own_seeds.pop(index, None)
-        if not settings_of(kwargs, configs_of(self.model, kwargs))("do_sample"):
+        if not Settings.of(self.model, kwargs)("do_sample"):
             return None
         if seed is None:
             if self.seed is None:
@@ -214,6 +207,15 @@ class Job:
             seed = self.seed + index
         self._seeds[index] = seed
         return seed
+
+
+def _weigh(steps: StepRunner, facts: Facts, request: Request) -> None:
+    """Give the steps a budget where the request's method drafts as many tokens as save time; all such share one."""
+    if (costs := facts.costs(request)) is None:
+        return
+    if steps.budget is None:
+        steps.budget = Budget(costs, max_nodes=request.budget)
+    steps.budget.max_nodes = max(steps.budget.max_nodes, request.budget)
 
 
 def _asks_for_none(inputs: Mapping[str, Any]) -> bool:

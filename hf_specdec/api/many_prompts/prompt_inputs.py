@@ -9,12 +9,12 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
+from hf_specdec.call.arguments import own_arguments
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat import GIVEN_CACHES
 from hf_specdec.compat.generate_names import known_settings
 from hf_specdec.errors import ConfigError, counted
-from hf_specdec.request.request import own_arguments
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 NOT_FOR_MANY = (*NOT_FOR_ONE, *GIVEN_CACHES)

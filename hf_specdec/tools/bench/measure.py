@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from hf_specdec.call.run import class_generate
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.generation.generate import class_generate
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.memory import PeakMemory
 from hf_specdec.tools.bench.rows import Row

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.call.arguments import NONE
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
-from hf_specdec.request.request import NONE
 from hf_specdec.tools.command_errors import within
 
 DRAFT_METHOD = "draft_model"

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 from hf_specdec.api.enable import enable
+from hf_specdec.call.arguments import AUTO
+from hf_specdec.call.request import Settings
+from hf_specdec.call.rules.settings import check_settings
 from hf_specdec.compat import generation_model
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.sampling.per_row import PerRow
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.generation.arguments import check_modes, settings_of
 from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, is_draft_head
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.methods.registry import config_arguments
-from hf_specdec.request.per_row import PerRow
-from hf_specdec.request.request import with_default_method
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -47,7 +48,7 @@ class SpecHFLM(HFLM):
         asked = {name: kwargs.pop(name) for name in names if name in kwargs}
         super().__init__(pretrained, **kwargs)
         enable(self.model)
-        self._how = with_default_method(generation_model(self.model), asked)
+        self._how = {"spec_method": AUTO, **asked}
         self._is_default = not asked  # the method then yields where a task asks for beams or the like
         if draft_model is not None:
             self._how |= self._draft(draft_model)
@@ -93,7 +94,7 @@ class SpecHFLM(HFLM):
     def _reason_against(self, kwargs: dict[str, Any]) -> str | None:
         """Reason why a task's settings have no speculative form, or `None`."""
         try:
-            check_modes(settings_of(kwargs, [generation_model(self.model).generation_config]), kwargs)
+            check_settings(Settings.of(generation_model(self.model), kwargs))
         except ConfigError as error:
             return str(error)
         return None

@@ -16,8 +16,8 @@ import torch
 from hf_specdec.api.many_prompts.prompt_inputs import inputs_of
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
+from hf_specdec.call.request import Settings
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.generation.arguments import settings_of
 from hf_specdec.loading.auto import AutoModelForCausalLM, load_draft
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
 from hf_specdec.methods.common.config import check_positive
@@ -76,8 +76,7 @@ class SpecTextGenerator:
         place = {"device_map": {"": "cuda"}} if torch.cuda.is_available() else {}
         loaded = AutoModelForCausalLM.from_pretrained(model, precision=precision, **{**place, **(model_kwargs or {})})
         self.tokenizer = load_tokenizer(model)
-        configs = [options.get("generation_config"), loaded.generation_config]
-        self.samples = bool(settings_of(options, [config for config in configs if config is not None])("do_sample"))
+        self.samples = bool(Settings.of(loaded, options)("do_sample"))
         if self.samples and id_column is None:
             remedy = "Name a column of whole numbers, from which each row's seed follows."
             raise ConfigError("id_column", "must be given where texts are sampled", None, remedy)

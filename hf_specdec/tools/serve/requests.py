@@ -9,12 +9,12 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
+from hf_specdec.call.arguments import NONE
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
-from hf_specdec.request.request import NONE
 from hf_specdec.tools.serve.limits import check_request
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 

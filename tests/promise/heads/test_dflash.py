@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.call.run import prepared_call
 from hf_specdec.compat import num_weights
 from hf_specdec.engine.head_pairing import head_runner_of, output_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.networks import head_base
-from hf_specdec.generation.generate import prepared_call
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.common.draft_scorer import cost_ratio
 from tests.helpers.dflash import draft_block, random_dflash, random_dflash_head

@@ -1,4 +1,4 @@
-"""The draft model of a call, and the tokenizers of both models: arguments that transformers' own loop must not see."""
+"""Reads the draft model of a call and the tokenizers of both models, which transformers' own loop must not see."""
 
 from typing import Any
 
@@ -14,37 +14,50 @@ from hf_specdec.methods.common.translation import are_alike, check_tokenizers
 from hf_specdec.methods.registry import as_head
 
 
-def tokenizers_of(kwargs: dict[str, Any], assistant: Any, config: SpecConfig) -> tuple[Any, Any] | None:
-    """The target's tokenizer and the draft model's, taken out of `kwargs`; `None` where the draft reads the target's.
+def read_draft(arguments: dict[str, Any], method: Method, config: SpecConfig) -> tuple[Any, tuple[Any, Any] | None]:
+    """The draft model or head that the method drafts with, and the tokenizers of both models where they differ.
+
+    Args:
+        arguments: of `generate`; those that the method takes are removed.
+
+    Raises:
+        ConfigError: the draft is of a kind that the method does not draft with, or a tokenizer is missing.
+    """
+    assistant = _assistant_model(arguments, method, config)
+    return assistant, None if assistant is None else _tokenizers(arguments, assistant, config)
+
+
+def _tokenizers(arguments: dict[str, Any], assistant: Any, config: SpecConfig) -> tuple[Any, Any] | None:
+    """The target's tokenizer and the draft model's; `None` where the draft reads the target's.
 
     Raises:
         ConfigError: one is missing, the draft is a head, or probabilities would be compared, which differ between
             vocabularies.
     """
-    own = kwargs.pop("assistant_tokenizer", None)
+    own = arguments.pop("assistant_tokenizer", None)
     if own is None:
         return None
     if isinstance(assistant, DraftHead):
         rule = "must be unset with a draft head, which drafts the target's tokens"
         raise ConfigError("assistant_tokenizer", rule, type(own).__name__, "Leave it out.")
-    check_tokenizers(kwargs.get("tokenizer"), own)
-    if are_alike(kwargs["tokenizer"], own):
+    check_tokenizers(arguments.get("tokenizer"), own)
+    if are_alike(arguments["tokenizer"], own):
         return None
     if config.draws_drafts:
         rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
         raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")
-    return kwargs["tokenizer"], own
+    return arguments["tokenizer"], own
 
 
-def assistant_model_of(kwargs: dict[str, Any], method: Method, config: SpecConfig) -> Any:
-    """The draft model or head, taken out of `kwargs`: transformers' own loop must not see it.
+def _assistant_model(arguments: dict[str, Any], method: Method, config: SpecConfig) -> Any:
+    """The draft model or head.
 
     Raises:
         ConfigError: it is none, or of a kind that the method does not draft with.
     """
     if not method.takes_draft_model and not method.takes_draft_head:
         return None
-    assistant = kwargs.pop("assistant_model", None)
+    assistant = arguments.pop("assistant_model", None)
     if assistant is None:
         return None
     inner = generation_model(assistant)

@@ -1,13 +1,12 @@
-"""transformers' arguments of assisted generation beside a `spec_method`: a method takes them over, or they are refused.
+"""transformers' arguments of assisted generation: a method takes them over, or a call with a method refuses them.
 
-Those that do nothing by themselves in transformers are left aside where a generation configuration has them, as there.
+Those that do nothing by themselves in transformers do nothing here either where a generation configuration has them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from transformers import GenerationConfig
-
+from hf_specdec.call.request import Settings
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS
@@ -15,7 +14,7 @@ from hf_specdec.methods.registry import METHODS
 # These choose transformers' own speculation, or change its texts, a generation configuration's too.
 CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
 MODES = (*CHOICES, "assistant_ensemble_weight")
-SETTINGS = (
+TUNING = (
     "max_matching_ngram_size",
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -23,7 +22,8 @@ SETTINGS = (
     "assistant_lookbehind",
     "target_lookbehind",
 )
-ASSISTED_ARGUMENTS = (*MODES, *SETTINGS)
+ASSISTED_ARGUMENTS = (*MODES, *TUNING)
+STARTING = ("prompt_lookup_num_tokens", "assistant_early_exit")  # would begin transformers' own speculation
 INSTEAD = {
     "use_mtp": 'Use spec_method="mtp" in its place.',
     "speculation_type": 'Use spec_method="dflash" in its place.',
@@ -34,43 +34,37 @@ INSTEAD = {
 }
 
 
-def method_of(kwargs: Mapping[str, Any]) -> str | None:
+def method_instead(arguments: Mapping[str, Any]) -> str | None:
     """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
-    given = [name for name in MODES if kwargs.get(name) is not None]
+    given = [name for name in MODES if arguments.get(name) is not None]
     takers = (m.name for name in given for m in METHODS.values() if name in m.config_class.transformers_arguments)
     return next(takers, None)
 
 
-def with_theirs(method: Method, config: Any, kwargs: dict[str, Any], configs: list[GenerationConfig]) -> Any:
+def replaced_arguments(method: Method, config: Any, arguments: dict[str, Any], settings: Settings) -> Any:
     """The configuration of a method that transformers has too, by the settings there: adding `spec_method` is enough.
 
     Args:
-        config: the configuration of this package that counts, if there is one; it goes before settings of `configs`.
-        kwargs: arguments of `generate`; those that are taken over are removed.
+        config: the configuration of this package that counts, if there is one; it goes before configured settings.
+        arguments: of `generate`; those that are taken over are removed.
 
     Raises:
-        ConfigError: an argument comes beside a configuration.
+        ConfigError: an argument comes with a configuration.
     """
     names = method.config_class.transformers_arguments
-    found = {name: value for name in names if (value := kwargs.pop(name, None)) is not None}
-    if found and config is not None:
-        name, value = next(iter(found.items()))
-        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
+    found = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
     if config is not None:
+        for name, value in found.items():
+            raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
         return config
-    for name in names:
-        value = next((v for v in (getattr(c, name, None) for c in configs) if v is not None), None)
-        if value is not None:
-            found.setdefault(name, value)
-    return found or None
+    configured = {name: value for name in names if (value := settings.configured(name)) is not None}
+    return configured | found or None
 
 
-def check_others(settings: Callable[[str], Any], kwargs: Mapping[str, Any], method: Method | None) -> None:
+def check_taken(settings: Settings, method: Method | None) -> None:
     """Refuse the arguments that the method does not take over.
 
     Args:
-        settings: gives the value that a generation setting will have in this call, `None` where it is unset.
-        kwargs: the arguments of `generate` that nobody has taken.
         method: of the call; `None` for a drafter of the user's own.
 
     Raises:
@@ -78,34 +72,32 @@ def check_others(settings: Callable[[str], Any], kwargs: Mapping[str, Any], meth
     """
     taken = {} if method is None else method.config_class.transformers_arguments
     for name in ASSISTED_ARGUMENTS:
-        value = settings(name) if name in MODES else kwargs.get(name)
+        value = settings(name) if name in MODES else settings.arguments.get(name)
         if name in taken or value is None or value is False:
             continue
         unset = f"pass {name}=None, as a generation configuration sets it, or change it there"
-        instead = "leave it out" if name in kwargs else unset
+        left_out = "leave it out" if name in settings.arguments else unset
         given = "a drafter of your own" if method is None else f'spec_method="{method.name}"'
-        remedy = f"{_instead(name)} Else {instead}, or pass spec_method=None."
+        remedy = f"{_instead(name)} Else {left_out}, or pass spec_method=None."
         raise ConfigError(name, f"must be unset with {given}", value, remedy)
-    if kwargs.get("assistant_tokenizer") is not None:
-        value = type(kwargs["assistant_tokenizer"]).__name__
-        raise ConfigError(
-            "assistant_tokenizer", "must come with an assistant_model", value, "Leave it out, or add one."
-        )
+    if (tokenizer := settings.arguments.get("assistant_tokenizer")) is not None:
+        rule, remedy = "must come with an assistant_model", "Leave it out, or add one."
+        raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, remedy)
 
 
-def check_none_asked(kwargs: Mapping[str, Any]) -> None:
-    """Refuse transformers' own speculation beside `custom_generate`, in whose place that would be.
+def check_none_asked(arguments: Mapping[str, Any]) -> None:
+    """Refuse transformers' own speculation with `custom_generate`, in whose place that would be.
 
     Args:
-        kwargs: arguments of a call without a method.
+        arguments: of a call without a method.
 
     Raises:
         ConfigError: names the first argument that asks for it.
     """
     for name in CHOICES:
-        if kwargs.get(name):
+        if arguments.get(name):
             remedy = f"{_instead(name)} Or leave out custom_generate."
-            raise ConfigError(name, "must come with a spec_method in custom_generate", kwargs[name], remedy)
+            raise ConfigError(name, "must come with a spec_method in custom_generate", arguments[name], remedy)
 
 
 def _instead(name: str) -> str:

@@ -1,21 +1,15 @@
-"""Whether the rows of a batch can be decoded each at its own pace: whoever looks on must be able to take them apart.
-
-The same of one sequence whose mask hides tokens. And whether transformers' assisted decoding can show its rejected
-tokens to who looks on.
-"""
+"""Logits processors and stopping criteria of a batch as one of its rows sees them."""
 
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList, SynthIDTextWatermarkingConfig
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec import compat
 from hf_specdec.compat.processors import take_prefix_row
-from hf_specdec.engine.call import Call
-from hf_specdec.forward.capabilities.findings import Found
-from hf_specdec.request.per_row import PerRow
+from hf_specdec.engine.sampling.per_row import PerRow
 
 TRANSFORMERS = compat.PROCESSORS_MODULE
 # Processors that treat every row by itself and keep nothing between calls.
@@ -55,61 +49,6 @@ PURE_PROCESSORS = ROW_WISE_PROCESSORS | frozenset(
         "WhisperTimeStampLogitsProcessor",
     )
 )
-ROW_WISE_CRITERIA = (
-    compat.MaxLengthCriteria,
-    compat.MaxTimeCriteria,
-    compat.EosTokenCriteria,
-    compat.StopStringCriteria,
-)
-
-
-def batch_fallback_reason(call: Call) -> str | None:
-    """Why the rows of `call` have to stay in lockstep, or `None`."""
-    if call.streamer is not None:
-        return "a streamer of several sequences gets one token of each at a time"
-    for processor in call.logits_processor:
-        if (reason := _reason_against(processor)) is not None:
-            return reason
-    ends_rows = False
-    for criterion in call.stopping_criteria:
-        if type(criterion) not in ROW_WISE_CRITERIA and not _is_declared(criterion):
-            return _undeclared(criterion)
-        ends_rows |= not isinstance(criterion, compat.MaxLengthCriteria | compat.EosTokenCriteria)
-    if ends_rows and not any(isinstance(criterion, compat.EosTokenCriteria) for criterion in call.stopping_criteria):
-        return "without an end-of-text token no sequence ends before the others"
-    return None
-
-
-def padding_fallback_reason(call: Call, found: Found) -> str | None:
-    """Why no tree is verified for a call of one sequence whose mask hides tokens; a chain goes by the model's mask."""
-    if found.capability.tier != "tree" or not call.is_padded:
-        return None
-    reason = found.batch_fallback_reason(call.model)
-    return None if reason is None else f"its attention_mask hides tokens, and {reason}"
-
-
-def assisted_fallback_reason(processors: Iterable[object]) -> str | None:
-    """Why transformers' assisted decoding with these processors would change the text, or `None`."""
-    for processor in processors:
-        if isinstance(processor, PerRow) or _name(processor) in KEEPS_TEXT:
-            return (
-                f"{type(processor).__name__} keeps state, in which transformers' assisted decoding has rejected tokens"
-            )
-    return None
-
-
-def may_keep_state(settings: Callable[[str], Any], processors: Iterable[object]) -> bool:
-    """Whether a call whose processors transformers has yet to make may get an `assisted_fallback_reason`.
-
-    Args:
-        settings: gives the value a generation setting will have in this call, `None` where it is unset.
-        processors: those that the user gives.
-    """
-    return (
-        settings("guidance_scale") not in (None, 1)
-        or isinstance(settings("watermarking_config"), SynthIDTextWatermarkingConfig)
-        or assisted_fallback_reason(processors) is not None
-    )
 
 
 def processors_of_row(processors: Iterable[Any], row: int | None, num_rows: int = 1) -> LogitsProcessorList:
@@ -135,27 +74,25 @@ def is_pure(processor: object) -> bool:
     return _name(processor) in PURE_PROCESSORS
 
 
-def _reason_against(processor: object) -> str | None:
-    """Why a processor needs all rows of the batch in lockstep, or `None`."""
+def sees_one_row(processor: object) -> bool:
+    """Whether a processor, or the copy of it that a row gets, treats the row by itself."""
     name = _name(processor)
-    if name in ROW_WISE_PROCESSORS or _is_declared(processor):
-        return None
-    if name not in OF_ROW:
-        return _undeclared(processor)
-    if name in WAS_USED and WAS_USED[name](processor):
-        return f"{type(processor).__name__} has been used before, and holds the state of several sequences"
-    return None
+    return name in ROW_WISE_PROCESSORS or name in OF_ROW or is_declared(processor)
 
 
-def _is_declared(item: object) -> bool:
+def is_declared(item: object) -> bool:
+    """Whether a processor or criterion of the caller's says that it treats each row by itself."""
     return isinstance(item, PerRow) or bool(getattr(item, "row_safe", False))
 
 
-def _undeclared(item: object) -> str:
-    what = f"{type(item).__name__} may look at several sequences at once"
-    if type(item).__module__.startswith("transformers."):
-        return f"transformers' {what}; generate one prompt at a time"
-    return f"{what}; if it does not, set its `row_safe = True`, or wrap it in hf_specdec.PerRow where it keeps state"
+def was_used(processor: object) -> bool:
+    """Whether a processor that no row can have a copy of holds the state of several rows."""
+    return not is_declared(processor) and _name(processor) in WAS_USED and WAS_USED[_name(processor)](processor)
+
+
+def keeps_text(processor: object) -> bool:
+    """Whether a processor keeps something of each token that it is called for."""
+    return isinstance(processor, PerRow) or _name(processor) in KEEPS_TEXT
 
 
 def _name(item: object) -> str:

@@ -1,4 +1,4 @@
-"""The decoding method of one call of `generate`, with what transformers would drop on the way to it."""
+"""A decoding method as transformers' `custom_generate`, with what transformers would drop on the way to it."""
 
 import contextlib
 import threading
@@ -9,32 +9,31 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.common.stats import SpecStats
+from hf_specdec.call.request import Request, prompt_length
+from hf_specdec.call.rules.model import OWN_LOOP
+from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.common.temporary_hooks import temporary_hooks
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.decode import decode_call
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.plain_reasons import OWN_LOOP
-from hf_specdec.generation.arguments import prompt_length
-from hf_specdec.request.request import Request
 
 
-class BoundDecode:
-    """Our decoding loop as transformers' `custom_generate`.
+class CustomGenerate:
+    """Hands the call that transformers prepared to a function.
 
     Args:
-        request: what the call asked for; `None` for plain decoding.
+        request: of the call; `None` for plain decoding.
+        decode: called with the prepared call, the request, and what the encoder has read.
         streamer (*optional*): a transformers streamer.
     """
 
-    def __init__(self, request: Request | None, streamer: Any = None) -> None:
-        self.request = request
-        self.encoder_inputs: Any = None
-        self.was_called = False
+    def __init__(
+        self, request: Request | None, decode: Callable[[Call, Request | None, Any], Any], streamer: Any = None
+    ) -> None:
+        self._request, self._decode = request, decode
+        self._encoder_inputs: Any = None
         self._stats: SpecStats | None = None
-        self.streamer = _EndedOnce(streamer) if streamer is not None else None
-        self._callers = () if request is None else request.callers
-        self._callers += () if streamer is None else (streamer,)
+        self.was_called = False
+        self._streamer = _EndedOnce(streamer) if streamer is not None else None
 
     def __call__(
         self,
@@ -45,7 +44,7 @@ class BoundDecode:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode what transformers prepared. Its arguments; (N, T) token ids."""
+        """Decode what transformers prepared. Its arguments; `(batch, length)` token ids."""
         call = Call(
             model,
             input_ids,
@@ -53,51 +52,51 @@ class BoundDecode:
             stopping_criteria,
             generation_config,
             model_kwargs,
-            self.streamer,
-            self._callers,
+            self._streamer,
+            () if self._request is None else self._request.user_callbacks,
         )
         self.was_called = True
-        return self._run(call)
-
-    def _run(self, call: Call) -> Any:
-        output = decode_call(call, self.request, self.encoder_inputs)
+        output = self._decode(call, self._request, self._encoder_inputs)
         self._stats = self._stats or getattr(output, "spec_stats", None)
         return output
 
-    def within(self, model: PreTrainedModel, generate: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Output of `generate(**kwargs)`, with `spec_stats` where the model's class puts together one of its own.
+    def within(self, model: PreTrainedModel, generate: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Output of `generate(**arguments)`, with `spec_stats` where the model's class puts together one of its own.
 
         They are those of the first text that was decoded. A class that decodes by a loop of its own, and may refuse
         `custom_generate`, is left to it.
         """
         try:
-            output = generate(**kwargs)
+            output = generate(**arguments)
         except ValueError as error:
             if self.was_called or "'custom_generate'" not in str(error):
                 raise
-            output = generate(**{name: value for name, value in kwargs.items() if name != "custom_generate"})
+            output = generate(**{name: value for name, value in arguments.items() if name != "custom_generate"})
         if not self.was_called:
-            state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {OWN_LOOP}")
-            self._stats = SpecStats(method=(self.request and self.request.name) or "", plain_reason=OWN_LOOP)
+            note = f"{type(model).__name__} decodes without speculation: {OWN_LOOP}"
+            state_of(model).warn_once(note)
+            method = "" if self._request is None else self._request.name
+            plan = CallPlan(way="plain", reason=OWN_LOOP, method=method, loop="transformers", notes=(note,))
+            stats = self._stats = SpecStats.of(plan)
             ids = getattr(output, "sequences", output)
             if isinstance(ids, torch.Tensor) and ids.ndim == 2:
-                self._stats.num_tokens = ids[:, prompt_length(model, kwargs) :].numel()
-        if isinstance(output, compat.ModelOutput) and not hasattr(output, "spec_stats") and self._stats is not None:
+                stats.num_tokens = ids[:, prompt_length(model, arguments) :].numel()
+        if isinstance(output, compat.ModelOutput) and not hasattr(output, "spec_stats") and self._stats:
             return with_stats(output, self._stats)
         return output
 
     @contextlib.contextmanager
     def ending_streamer(self) -> Iterator[None]:
-        """End the streamer where an error leaves the block: nobody waits for a text that will not come."""
+        """End the streamer where an error leaves the block: its reader waits for a text that will not come."""
         try:
             yield
         except BaseException:
-            if self.streamer is not None and not self.streamer.ended:
-                self.streamer.end()
+            if self._streamer is not None and not self._streamer.ended:
+                self._streamer.end()
             raise
 
     @contextlib.contextmanager
-    def reading_encoder(self, model: PreTrainedModel, kwargs: dict[str, Any]) -> Iterator[None]:
+    def reading_encoder(self, model: PreTrainedModel, arguments: dict[str, Any]) -> Iterator[None]:
         """Keep what the encoder reads, for a draft model that has an encoder of its own.
 
         Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
@@ -106,9 +105,9 @@ class BoundDecode:
         if not model.config.is_encoder_decoder:
             yield
             return
-        given, name = kwargs.get("inputs"), model.main_input_name
-        self.encoder_inputs = given if given is not None else kwargs.get(name)
-        if self.request is None or self.request.assistant_model is None:
+        given, name = arguments.get("inputs"), model.main_input_name
+        self._encoder_inputs = given if given is not None else arguments.get(name)
+        if self._request is None or self._request.assistant_model is None:
             yield
             return
         thread = threading.get_ident()
@@ -117,17 +116,10 @@ class BoundDecode:
             if threading.get_ident() == thread:
                 names = (name, getattr(encoder, "main_input_name", name))  # a composed model's encoder has its own
                 read = [*(kwargs.get(own) for own in names), *args[:1]]
-                self.encoder_inputs = next((value for value in read if value is not None), self.encoder_inputs)
+                self._encoder_inputs = next((value for value in read if value is not None), self._encoder_inputs)
 
         with temporary_hooks(before=[(model.get_encoder(), keep)]):
             yield
-
-
-class PreparedDecode(BoundDecode):
-    """Hands the prepared call out, with what was asked for, instead of decoding it."""
-
-    def _run(self, call: Call) -> Any:
-        return call, self.request
 
 
 class _EndedOnce:

@@ -1,0 +1,67 @@
+"""Rules about prompts that share a batch: which jobs have none, and which prompts are decoded alone.
+
+In a shared batch a forward takes nothing of a sequence but ids and positions, counted from 0; the cache changes its
+shape, and is not returned.
+"""
+
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.call.facts import Facts
+from hf_specdec.call.request import Request
+from hf_specdec.call.rules.assisted import ONE_SEQUENCE, asked_for
+from hf_specdec.call.rules.cache import repeated_text
+from hf_specdec.call.rules.length import exceeds_original_length, scales_by_columns
+from hf_specdec.call.rules.model import OWN_LOOP
+from hf_specdec.forward.target.inputs import tensors_of
+
+SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
+
+
+def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
+    """Why prompts of different lengths are decoded one by one, if they are.
+
+    Args:
+        given: the model, perhaps in a wrapper.
+    """
+    model = facts.model
+    if compat.adds_virtual_tokens(given):
+        return "PEFT's wrapper puts virtual tokens before each prompt"
+    if compat.finds_invocations(given):
+        return "PEFT's wrapper looks in each prompt for its adapter's alora_invocation_tokens"
+    if compat.has_own_loop(model):
+        return OWN_LOOP
+    if request.is_assisted:
+        return asked_for(request) or ONE_SEQUENCE
+    if model.config.is_encoder_decoder:
+        return "its decoder reads an encoding of each prompt"
+    if compat.has_own_input_preparation(model):
+        return "its class prepares the inputs of each forward itself"
+    return facts.found.capability.reason if facts.tier != "tree" else facts.batch_reason()
+
+
+def alone(facts: Facts, request: Request) -> str | None:
+    """Why one prompt among others is decoded by itself, if it is."""
+    if request.is_assisted:
+        return asked_for(request) or ONE_SEQUENCE
+    if (reason := repeated_text(facts, request)) is not None:
+        return reason
+    if isinstance(facts.cache, compat.StaticCache) or compat.is_users_own(facts.cache):
+        return f"it has a {type(facts.cache).__name__} of its own"
+    if exceeds_original_length(facts):
+        return "its rotary frequencies follow the length of its text"
+    if scales_by_columns(facts):
+        return "its attention goes by the columns of the cache"
+    others = [name for name in tensors_of(facts.kwargs) if name not in SEQUENCE_TENSORS]
+    if others:
+        return f"its forward takes {others[0].partition('.')[0]}"
+    mask, positions = facts.kwargs.get("attention_mask"), facts.kwargs.get("position_ids")
+    if mask is not None and not bool(mask.all()):
+        return "its attention_mask hides tokens"
+    ids = facts.call.input_ids
+    counted = torch.arange(ids.shape[1], device=ids.device)
+    if positions is not None and (positions.shape[-1] != len(counted) or not bool((positions == counted).all())):
+        return "its position_ids do not count from 0"
+    return None

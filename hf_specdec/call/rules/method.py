@@ -1,0 +1,74 @@
+"""Refusals of a method that the model, its inputs or the network that drafts cannot serve."""
+
+from hf_specdec.call.facts import Facts
+from hf_specdec.call.request import Request
+from hf_specdec.engine.exit_pairing import OWN_CACHE, check_exit
+from hf_specdec.engine.head_pairing import check_head
+from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.registry import METHODS
+
+
+def draft_model(facts: Facts, request: Request) -> None:
+    """Refuse a call without the network that its method needs, or with two."""
+    check_draft_given(request)
+
+
+def check_draft_given(request: Request, field: str = "assistant_model", hint: str = "") -> None:
+    """Raise where the method needs a draft model and the call brings none, or two ways to draft.
+
+    Args:
+        field: name of the draft model in the call.
+        hint: comes before the remedy where it is missing.
+
+    Raises:
+        ConfigError: `assistant_model` is missing, or comes with `exit_layer`.
+    """
+    method, layers = request.method, request.config.drafting_layers
+    if layers is not None and request.assistant_model is not None:
+        raise ConfigError("exit_layer", "must be unset with an assistant_model", layers, "Give only one of the two.")
+    if method is None or request.assistant_model is not None or layers is not None:
+        return
+    rule = f'must be given with spec_method="{method.name}"'
+    if method.needs_draft_head:
+        remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
+        raise ConfigError(field, rule, None, f"{hint}{remedy}")
+    if method.needs_draft_model:
+        first_layers = 'spec_config={"exit_layer": ...} or hf_specdec.self_draft(model, layers=...)'
+        remedy = f"Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
+        raise ConfigError(field, rule, None, f"{hint}{remedy}")
+
+
+def chains_only(facts: Facts, request: Request) -> None:
+    """Refuse a method that is of no use on a model that verifies chains only."""
+    if facts.tier == "tree" or request.method is None or not request.method.needs_tree:
+        return
+    others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
+    raise UnsupportedModelError(
+        f"spec_method={request.name!r} needs a model that verifies trees; {type(facts.model).__name__} takes chains "
+        f"only: {facts.found.capability.reason}. Methods that work with it: {others}."
+    )
+
+
+def first_layers(facts: Facts, request: Request) -> None:
+    """Refuse a model whose first layers cannot draft for it."""
+    if (layers := request.config.drafting_layers) is None:
+        return
+    check_exit(facts.call, layers)
+    if (refusal := facts.found.early_exit(facts.model, layers).refusal) is not None:
+        rule = f"must be unset for {type(facts.model).__name__}: after {counted(layers, 'layer')}, {refusal}"
+        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+
+
+def network(facts: Facts, request: Request) -> None:
+    """Refuse a draft model or head that does not go with the target, and a prompt without text that it could read."""
+    if (found := facts.network(request)) is None:
+        return
+    kind = "head" if isinstance(found, DraftHead) else "model"
+    if isinstance(found, DraftHead):
+        check_head(facts.model, found)
+    else:
+        facts.draft(request)
+    if facts.call.input_ids.shape[1] == 0:
+        remedy = f"Pass input_ids, which the {'head' if kind == 'head' else 'draft'} reads too."
+        raise ConfigError("inputs_embeds", f"must be unset with a draft {kind}", "given", remedy)

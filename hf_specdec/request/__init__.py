@@ -1,1 +1,0 @@
-"""What one call asks for."""
