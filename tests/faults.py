@@ -30,9 +30,9 @@ NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
-LENGTHS, ADAPTERS = "engine/length_rules.py", "forward/target/adapters.py"
+LENGTHS, ADAPTERS = "call/rules/length.py", "forward/target/adapters.py"
 CHECKED = "forward/target/checked_steps.py"
-NEXT, GROUPED, DECODE = "forward/target/next_forward.py", "kernels/grouped.py", "generation/bound_decode.py"
+NEXT, GROUPED, DECODE = "forward/target/next_forward.py", "kernels/grouped.py", "call/request.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/target/compiled_forward.py",
     "compat/compiling.py",
@@ -264,7 +264,7 @@ MUTANTS = (
         "for entry in known if entry.guard_manager.check(seen)",
         "for entry in known",
     ),
-    Mutant("a streamer is nobody's code", DECODE, "() if streamer is None else (streamer,)", "()"),
+    Mutant("a streamer is nobody's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"),
     Mutant("a processor of a row is nobody's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
     Mutant("the next forward is begun beside callers' code", NEXT, "self._checked is not None and", ""),
     Mutant("the next forward is begun though states are read", NEXT, " and not reads_states", ""),
@@ -297,8 +297,8 @@ MUTANTS = (
         'state.setdefault(f"{layer}_max_seq_len_cached", module.max_seq_len_cached)',
         "pass",
     ),
-    Mutant("columns scale a tree's attention", LENGTHS, "_longest(call) + most_columns >= length", "False"),
-    Mutant("a text that the model forgets is read again", LENGTHS, "call.facts.of(forgets_text, call.model)", "False"),
+    Mutant("columns scale a tree's attention", LENGTHS, "facts.call.longest + most_columns >= length", "False"),
+    Mutant("a text that the model forgets is read again", LENGTHS, "facts.structure.of(forgets_text, facts.model)", "False"),
     Mutant("a tree's columns are looked up as positions", ADAPTERS, "torch.zeros_like(value)", "value"),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
     Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),

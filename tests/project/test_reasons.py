@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ROOT / "hf_specdec" / "engine"
-FUNCTIONS = {
-    "plain_reasons.py": {"plain_reason", "_reason_against_assisted", "_reason_against_cache", "_reason_against_states"},
-    "length_rules.py": {"reason_against_length"},
-    "static_shapes.py": {"reason_against_static", "_reason_against_buffers"},
-    "batch_rules.py": {"batch_fallback_reason", "_reason_against"},
-}
-CONSTANTS = {"OWN_LOOP", "HIDDEN_LENGTH"}
+PACKAGE = ROOT / "hf_specdec"
+RULES = [path for path in (PACKAGE / "call" / "rules").glob("*.py") if path.stem not in ("many", "method", "settings")]
+OTHERS = {PACKAGE / "engine" / "static_shapes.py": {"reason_against_buffers", "HIDDEN_LENGTH"}}  # by name in the file
 WILDCARD = "..."
 
 
@@ -28,19 +23,16 @@ def text_of(node: ast.AST) -> str | None:
 
 
 def reasons() -> list[str]:
-    """What these functions return, and the constants that they return by name."""
+    """Texts that the rules return, and their constants."""
     found = []
-    for name, functions in FUNCTIONS.items():
-        seen = set()
-        for node in ast.parse((ENGINE / name).read_text("utf-8")).body:
+    for file, names in {**dict.fromkeys(RULES), **OTHERS}.items():
+        for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
-                found += [text_of(node.value)] if target.id in CONSTANTS else []
-            if isinstance(node, ast.FunctionDef) and node.name in functions:
-                seen.add(node.name)
+                found += [text_of(node.value)] if names is None or target.id in names else []
+            if isinstance(node, ast.FunctionDef) and (names is None or node.name in names):
                 returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value]
                 either = [value for one in returned for value in ([one.body] if isinstance(one, ast.IfExp) else [one])]
-                found += [text for value in either if (text := text_of(value))]
-        assert seen == functions
+                found += [text_of(value) for value in either]
     return [text for text in found if text]
 
 

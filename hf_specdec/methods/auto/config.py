@@ -114,7 +114,13 @@ class AutoSpecConfig(SpecConfig):
     @property
     def step_budget(self) -> int:
         """Most tokens a step computes besides the current one, the window's counted."""
-        return self.node_budget + self.window_size * (self.ngram_size - 1)
+        return self.node_budget + self.window_columns
+
+    @property
+    def window_columns(self) -> int:
+        """Tokens of a full window besides the current one; 0 where there is no window."""
+        has_window = self.window_size and self.num_nodes is None and self.use_recycled
+        return self.window_size * (self.ngram_size - 1) - 1 if has_window else 0
 
     @property
     def fits_costs(self) -> bool:

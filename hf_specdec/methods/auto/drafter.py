@@ -159,7 +159,7 @@ class AutoDrafter(RoundDrafter):
         )
         self.index = NgramIndex(MAX_NGRAM)
         self.window = None
-        if config.window_size and config.num_nodes is None and config.use_recycled and self.takes_trees:
+        if config.window_columns and self.takes_trees:
             self.window = AutoWindow(config.window_size, config.ngram_size, self.sources.learned)
             self.sources.found = self.window.found
             self.max_extra_tokens = self.window.num_columns
