@@ -264,7 +264,9 @@ MUTANTS = (
         "for entry in known if entry.guard_manager.check(seen)",
         "for entry in known",
     ),
-    Mutant("a streamer is nobody's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"),
+    Mutant(
+        "a streamer is nobody's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"
+    ),
     Mutant("a processor of a row is nobody's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
     Mutant("the next forward is begun beside callers' code", NEXT, "self._checked is not None and", ""),
     Mutant("the next forward is begun though states are read", NEXT, " and not reads_states", ""),
@@ -298,7 +300,9 @@ MUTANTS = (
         "pass",
     ),
     Mutant("columns scale a tree's attention", LENGTHS, "facts.call.longest + most_columns >= length", "False"),
-    Mutant("a text that the model forgets is read again", LENGTHS, "facts.structure.of(forgets_text, facts.model)", "False"),
+    Mutant(
+        "a text that the model forgets is read again", LENGTHS, "facts.structure.of(forgets_text, facts.model)", "False"
+    ),
     Mutant("a tree's columns are looked up as positions", ADAPTERS, "torch.zeros_like(value)", "value"),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
     Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),

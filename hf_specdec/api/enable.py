@@ -13,6 +13,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, become_plain
+from hf_specdec.call.arguments import own_arguments
 from hf_specdec.call.run import decode
 from hf_specdec.compat.modules import remove_output_hooks
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
@@ -24,7 +25,6 @@ from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import config_arguments
-from hf_specdec.request.request import own_arguments
 
 __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"]
 

@@ -57,7 +57,10 @@ def rows_of_model(facts: Facts, request: Request) -> str | None:
 
 
 def _undeclared(item: object) -> str:
-    name, remedy = type(item).__name__, "set its `row_safe = True`, or wrap it in hf_specdec.PerRow where it keeps state"
+    name, remedy = (
+        type(item).__name__,
+        "set its `row_safe = True`, or wrap it in hf_specdec.PerRow where it keeps state",
+    )
     if type(item).__module__.startswith("transformers."):
         return f"transformers' {name} may look at several sequences at once; generate one prompt at a time"
     return f"{name} may look at several sequences at once; if it does not, {remedy}"

@@ -9,10 +9,10 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec import compat
 from hf_specdec.api.enable import capability
+from hf_specdec.call.run import generate_once
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.generation.generate import generate_once
 from hf_specdec.methods.common.drafter import Drafter
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hf_specdec.engine.plain_reasons import OWN_LOOP
 from transformers import DiaConfig, DiaForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import ModelOutput
 
 import hf_specdec
+from hf_specdec.call.rules.model import OWN_LOOP
 from tests.helpers.support import PROMPT, plain, results_of
 from tests.helpers.zoo import DECODER
 
