@@ -52,6 +52,8 @@ def by_transformers(facts: Facts, request: Request) -> str | None:
         compat.has_virtual_tokens(facts.model)
         or compat.is_recurrent(facts.model)
         or compat.places_adapters(facts.model)
+        or settings("use_cache") is False
+        or bool(settings("output_attentions"))
         or not compat.fresh_cache(facts.model)
         or bool(compat.cached_length(cache))
         or is_static

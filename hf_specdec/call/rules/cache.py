@@ -9,8 +9,10 @@ from hf_specdec.errors import ConfigError
 
 def repeated_text(facts: Facts, request: Request) -> str | None:
     """The cache holds something else than the text once."""
-    if facts.kwargs.get("use_cache", True) is None:
+    if (use_cache := facts.kwargs.get("use_cache", True)) is None:
         return "with use_cache=None transformers caches the whole text again with each token"
+    if not use_cache:
+        return "with use_cache=False each step computes the whole text"
     if (name := compat.foreign_code(facts.cache)) is not None:
         return f"its cache has code of its own ({name}), which may do more than keep the text's columns"
     is_shared = isinstance(facts.cache, compat.Cache) and not isinstance(facts.cache, compat.EncoderDecoderCache)

@@ -17,7 +17,7 @@ def attention_output(facts: Facts, request: Request) -> str | None:
     """Attention is returned."""
     config = facts.call.generation_config
     if config.output_attentions and config.return_dict_in_generate:
-        return "the model's own generate asks for attention, which over a tree is not the text's"
+        return "output_attentions shows the columns of one token a step, which drafts have others of"
     return None
 
 

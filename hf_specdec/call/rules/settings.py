@@ -37,14 +37,9 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(name, "must be a whole number", settings(name), remedy)
     if (settings("num_beams") or 1) > 1:
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
-    if settings("use_cache") is False and not settings.is_own("use_cache"):  # the model's own gets a cache
-        remedy = "Pass use_cache=True. Or pass spec_method=None."
-        raise ConfigError("use_cache", "must be True with spec_method", False, remedy)
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
         if settings(name):
             refuse(name, "unset with spec_method", None)
-    if settings("output_attentions") and not settings("return_token_timestamps"):  # Whisper sets one for the other
-        refuse("output_attentions", "False with spec_method (attention over a tree is not the text's)", False)
     if settings("cache_implementation") not in CACHES:
         refuse("cache_implementation", 'unset, "dynamic" or "static" with spec_method', "dynamic")
 

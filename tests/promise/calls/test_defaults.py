@@ -132,14 +132,12 @@ def test_a_default_meets_a_cache_that_it_cannot_use(by_default: Any) -> None:
     assert by_default.generate(PROMPT, **{CACHE: long}, **settings).tolist() == expected
 
 
-@pytest.mark.parametrize("name", ["num_beams", "output_attentions"])
-def test_a_method_in_the_call_is_told_which_argument_overrides_the_configuration(model: Any, name: str) -> None:
-    config = GenerationConfig(**MODES[name], pad_token_id=0, max_new_tokens=4, do_sample=False)
-    with pytest.raises(ValueError, match=f"`{name}`") as error:
+def test_a_method_in_the_call_is_told_which_argument_overrides_the_configuration(model: Any) -> None:
+    config = GenerationConfig(**MODES["num_beams"], pad_token_id=0, max_new_tokens=4, do_sample=False)
+    with pytest.raises(ValueError, match="`num_beams`") as error:
         model.generate(PROMPT, generation_config=config, spec_method="prompt_lookup")
-    remedy = {"num_beams": 1, "output_attentions": False}
-    assert f"{name}={remedy[name]}" in str(error.value)
-    output = model.generate(PROMPT, generation_config=config, spec_method="prompt_lookup", **{name: remedy[name]})
+    assert "num_beams=1" in str(error.value)
+    output = model.generate(PROMPT, generation_config=config, spec_method="prompt_lookup", num_beams=1)
     assert ids_of(output) == plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
 
 

@@ -272,8 +272,6 @@ def test_a_call_of_decode_stays_as_it_is_when_the_model_is_enabled(fresh: Any, e
 def test_decode_checks_what_it_is_given(fresh: Any) -> None:
     with pytest.raises(ValueError, match="Did you mean 'prompt_lookup'"):
         fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="promt_lookup")
-    with pytest.raises(ValueError, match="use_cache"):
-        fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="ngram", use_cache=False)
     with pytest.raises(ValueError, match="num_beams"):
         fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="ngram", num_beams=2)
 

@@ -111,7 +111,6 @@ def test_one_prompts_wrong_setting_is_its_results_error(model: Any, own: dict[st
     [
         {"max_new_tokenz": 4},
         {"num_beams": 3},
-        {"output_attentions": True},
         {"seed": "1"},
         {"seed": 1 << 70},
         {"input_ids": PROMPT},
