@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from hf_specdec import compat
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules import CALL_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
@@ -114,7 +115,8 @@ def _speculative(facts: Facts, request: Request, *, notes: tuple[str, ...] = (),
 def _cache(facts: Facts) -> str:
     if facts.has_static_cache:
         return "static"
-    return "dynamic" if facts.cache is None else type(facts.cache).__name__
+    is_dynamic = facts.cache is None or type(facts.cache) is compat.DynamicCache
+    return "dynamic" if is_dynamic else type(facts.cache).__name__
 
 
 def _shapes(facts: Facts, request: Request) -> dict[str, Any]:

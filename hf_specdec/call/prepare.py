@@ -84,7 +84,9 @@ def _own_values(model: PreTrainedModel, request: Request, left_out: Any) -> dict
     MPT's checkpoints do, and a static one is called by its usual name.
     """
     settings = request.settings
-    found = {name: operator.index(v) for name in LENGTHS if (v := settings.arguments.get(name)) is not None}
+    found: dict[str, Any] = {
+        name: operator.index(v) for name in LENGTHS if (v := settings.arguments.get(name)) is not None
+    }
     if "target" in request.config.device_lists:
         device = compat.input_device(model)
         tensors = {name: v for name, v in settings.arguments.items() if isinstance(v, torch.Tensor)}

@@ -231,5 +231,6 @@ def _unwrapped(
 ) -> tuple[Generate, tuple[Any, ...], dict[str, Any]]:
     """The call without `functools.partial` around it, so that what that sets is checked too."""
     while isinstance(inner, functools.partial):
-        inner, args, kwargs = inner.func, (*inner.args, *args), {**inner.keywords, **kwargs}
+        partial: functools.partial[Any] = inner
+        inner, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
     return inner, args, dict(kwargs)

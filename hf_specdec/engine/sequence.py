@@ -1,6 +1,7 @@
 """One sequence of a call while it is decoded: its text, and those who draft, choose and stop for it."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -144,25 +145,35 @@ class SequenceState:
                 self._add_padding(node, token, on_token)
             return VerifyResult([], self.visited)
         with self._isolated(self.isolates_errors):
-            return verify_tree(tree, lambda node: self.emit(node, on_token))
+            return verify_tree(tree, functools.partial(self.emit, on_token=on_token))
         return VerifyResult([], [])
 
     def emit(self, node: int, on_token: OnToken | None) -> tuple[int, bool]:
         """Choose the token after `node`, add it to the text; returns it, and whether the text ends with it."""
         self.visited.append(node)
-        decide, sampler, stop_check = self.rank_sync.decide, self.sampler, self.stop_check
-        token = decide(
+        is_alone, sampler = self.rank_sync.is_alone, self.sampler
+        token = sampler.choose(node, self.text) if is_alone else self._agreed_token(node)
+        self.text.append(token)
+        self.length += 1
+        self.stats.num_tokens += 1
+        self.finished = self.stop_check(self.text, sampler.scores) if is_alone else self._agreed_end()
+        if on_token is not None:  # after the criteria, as in plain decoding
+            self.rank_sync.attempt(on_token, self, node, token)
+        return token, self.finished
+
+    def _agreed_token(self, node: int) -> int:
+        """The first process's token; the others check that their logits allow it."""
+        sampler = self.sampler
+        return self.rank_sync.decide(
             lambda: sampler.choose(node, self.text),
             is_watched=sampler.is_watched,
             confirm=lambda token: sampler.confirm(node, token),
         )
-        self.text.append(token)
-        self.length += 1
-        self.stats.num_tokens += 1
-        self.finished = bool(decide(lambda: stop_check(self.text, sampler.scores), is_watched=stop_check.is_watched))
-        if on_token is not None:  # after the criteria, as in plain decoding
-            self.rank_sync.attempt(on_token, self, node, token)
-        return token, self.finished
+
+    def _agreed_end(self) -> bool:
+        """The first process's answer to whether the text ends."""
+        stop_check, scores = self.stop_check, self.sampler.scores
+        return bool(self.rank_sync.decide(lambda: stop_check(self.text, scores), is_watched=stop_check.is_watched))
 
     def observe(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
         """Tell the drafter what became of its tree."""

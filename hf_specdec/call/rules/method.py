@@ -2,9 +2,10 @@
 
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.engine.exit_pairing import OWN_CACHE, check_exit
+from hf_specdec.engine.exit_pairing import check_exit
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
+from hf_specdec.forward.networks.exit_runner import OWN_CACHE
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 

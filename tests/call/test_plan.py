@@ -1,0 +1,161 @@
+"""One plan a call: which request is decoded in which way, and why."""
+
+import dataclasses
+import json
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.call.facts import Facts
+from hf_specdec.call.plan import plan_call
+from hf_specdec.call.run import prepared_call
+from tests.helpers.support import PROMPT
+
+PACKAGE = os.path.dirname(hf_specdec.__file__)
+BATCH = PROMPT.repeat(2, 1)
+
+
+class Streamer:
+    """Reads tokens."""
+
+    def put(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+
+# family, arguments of generate, way, whose loop, how the reason begins
+TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
+    "trees where the probe finds them right": ("llama", {}, "tree", "own", "a tree of tokens gives the logits"),
+    "chains where siblings would mix": ("lfm2", {}, "chain", "own", "several tokens in sequence work; no tree"),
+    "a static cache": ("llama", {"cache_implementation": "static"}, "tree", "own", "a tree of tokens"),
+    "rows at their own pace": ("llama", {"inputs": BATCH}, "tree", "own", "a tree of tokens"),
+    "a batch in lockstep without an end token": (
+        "llama",
+        {"inputs": BATCH, "max_time": 100.0, "eos_token_id": None},
+        "plain",
+        "transformers",
+        "without an end-of-text token",
+    ),
+    "transformers' assisted loop": ("llama", {"spec_config": {"engine": "assisted"}}, "tree", "assisted", "a tree"),
+    "no static cache in that loop": (
+        "llama",
+        {"spec_config": {"engine": "assisted"}, "cache_implementation": "static"},
+        "plain",
+        "transformers",
+        'engine="assisted" takes no static cache',
+    ),
+    "a cache that repeats the text": (
+        "llama",
+        {"use_cache": None},
+        "plain",
+        "transformers",
+        "with use_cache=None transformers caches the whole text again",
+    ),
+}
+
+
+def planned(model: Any, **kwargs: Any) -> Any:
+    arguments = {"inputs": PROMPT, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
+    call, request = prepared_call(model, arguments | kwargs)
+    return plan_call(Facts(model, call), request), request
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
+def test_a_request_has_one_way(row: tuple[str, dict[str, Any], str, str, str], zoo: Any) -> None:
+    family, kwargs, way, loop, reason = row
+    plan, _ = planned(zoo(family), **kwargs)
+    assert (plan.way, plan.loop) == (way, loop), plan
+    assert plan.reason.startswith(reason)
+    assert (plan.plain_reason is None) == (loop != "transformers")
+    assert f"{way}: {reason}" in str(plan)
+    assert json.loads(json.dumps(plan.to_dict()))["way"] == way
+
+
+def test_the_same_call_has_the_same_plan_and_nothing_of_it_changes(model: Any) -> None:
+    arguments = {"inputs": PROMPT, "max_new_tokens": 8, "spec_method": "prompt_lookup", "spec_config": [4, 2]}
+    given = dict(arguments)
+    call, request = prepared_call(model, arguments)
+    first, second = (plan_call(Facts(model, call), request) for _ in range(2))
+    assert first == second
+    assert arguments == given
+    for frozen, field in ((first, "way"), (request, "budget")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(frozen, field, None)
+
+
+def test_the_statistics_show_the_plan_that_was_carried_out(model: Any) -> None:
+    output = model.generate(
+        PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
+    )
+    assert output.spec_stats.plan == planned(model, return_dict_in_generate=True)[0]
+    assert output.spec_stats.to_dict()["plan"]["method"] == "prompt_lookup"
+    results = list(hf_specdec.generate_many(model, [PROMPT], max_new_tokens=4, spec_method="prompt_lookup"))
+    assert results[0].stats.plan is not None and results[0].stats.plan.shares_batch
+
+
+def frames_of(frame: FrameType | None) -> list[tuple[str, str]]:
+    """File and name of each frame of the package, the outermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            found.append((os.path.relpath(frame.f_code.co_filename, PACKAGE), frame.f_code.co_name))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def stacks(model: Any, **names: str) -> dict[str, list[tuple[str, str]]]:
+    """The first stack of a call at each function, by file."""
+    seen: dict[str, list[tuple[str, str]]] = {}
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        name = frame.f_code.co_name
+        file = frame.f_code.co_filename
+        if event == "call" and name in names and file.endswith(names[name]) and name not in seen:
+            seen[name] = frames_of(frame)
+
+    inputs = {"inputs": PROMPT, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
+    model.generate(**inputs)
+    sys.setprofile(profile)
+    try:
+        model.generate(**inputs)
+    finally:
+        sys.setprofile(None)
+    assert seen.keys() == names.keys()
+    return seen
+
+
+def test_a_call_passes_at_most_eight_files_before_its_first_forward(model: Any) -> None:
+    found = stacks(model, prefill="model_runner.py")
+    assert len({file for file, _ in found["prefill"]}) <= 8
+
+
+def test_a_token_is_chosen_within_five_frames_of_the_step(model: Any) -> None:
+    deepest = _deepest_choice(model)
+    assert len(deepest) - [name for _, name in deepest].index("_verify") - 1 <= 5, deepest
+
+
+def _deepest_choice(model: Any) -> list[tuple[str, str]]:
+    """The longest stack at which a verify step reads its best token."""
+    found: list[list[tuple[str, str]]] = []
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "best_at":
+            found.append(frames_of(frame))
+
+    sys.setprofile(profile)
+    try:
+        model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup")
+    finally:
+        sys.setprofile(None)
+    return max((stack for stack in found if "_verify" in [name for _, name in stack]), key=len)
+
+
+def test_torch_draws_nothing_while_a_plan_is_made(model: Any) -> None:
+    state = torch.get_rng_state()
+    planned(model)
+    assert torch.equal(torch.get_rng_state(), state)
