@@ -61,7 +61,8 @@ class CallPlan:
         """Why the call is decoded without this package's speculation; `None` where it is not."""
         return self.reason if self.loop == "transformers" else None
 
-    def __str__(self) -> str:
+    def lines(self) -> dict[str, str]:
+        """What `print` shows, by its name."""
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows"
         if self.shares_batch:
             rows = "1 row of a shared batch"
@@ -77,7 +78,10 @@ class CallPlan:
             widths = ", ".join(map(str, self.widths))
             how = "compiled" if self.is_compiled else "not compiled"
             lines["shapes"] += f"; forwards of {widths} tokens a row over {self.capacity} columns, {how}"
-        return "\n".join(f"{name:8}{text}" for name, text in lines.items())
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:8}{text}" for name, text in self.lines().items())
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""

@@ -34,6 +34,7 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
     assert {found["machine"][name] for name in ("linear layers", "norms", "attention")} == {where}
     assert found["capability"]["tier"] == "tree"
     assert found["capability"]["reason"]
+    assert (found["plan"]["way"], found["plan"]["method"], found["plan"]["loop"]) == ("tree", "auto", "own")
     assert found["methods"]["prompt_lookup"] == ["ngram"]
     assert {extra["name"] for extra in found["extras"]} >= {"bench", "bnb", "fp8", "xformers"}
 

@@ -6,6 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.call.arguments import AUTO, read_prompt_request
+from hf_specdec.call.facts import Facts
+from hf_specdec.call.plan import plan_model
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
@@ -50,6 +53,7 @@ def info(
         "machine": _machine(),
         "model": _model(loaded),
         "capability": hf_specdec.capability(loaded).to_dict(),
+        "plan": _plan(loaded, json=json),
         "weights": found.to_dict() if json else weights_facts(found),
     }
     if model is None or draft_model is not None:
@@ -80,6 +84,12 @@ def info(
                 ("extras", lines),
             ]
         )
+
+
+def _plan(model: PreTrainedModel, *, json: bool) -> dict[str, Any]:
+    """Plan of a call with one prompt and the method that the model has by default."""
+    plan = plan_model(Facts(model), read_prompt_request(model, {"spec_method": AUTO}))
+    return plan.to_dict() if json else plan.lines()
 
 
 def _machine() -> dict[str, Any]:

@@ -245,6 +245,7 @@ class _Reply:
                 "acceptance_rate": stats.acceptance_rate,
                 "mean_acceptance_length": stats.mean_acceptance_length,
                 "plain_reason": stats.plain_reason,
+                "plan": None if stats.plan is None else stats.plan.to_dict(),
             },
         }
 
