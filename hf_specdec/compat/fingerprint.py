@@ -8,7 +8,6 @@ Names                              Why
                                    PEFT's layers keep the adapters that act in them
 """
 
-import types
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_specdec.compat.attention import attention_function_of
+from hf_specdec.compat.identity import SameCode, same
 from hf_specdec.compat.masks import attention_implementation, mask_function_of
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.peft_hooks import is_adapter_hook, rows_of_tasks
@@ -89,7 +89,7 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
             model.dtype,
             model.device,
             tuple(changes),
-            tuple(_same(vars(model)[name]) for name in OWN_METHODS if name in vars(model)),
+            tuple(same(vars(model)[name]) for name in OWN_METHODS if name in vars(model)),
             _global_hooks(),
             _attention_of(model),
         ),
@@ -130,26 +130,26 @@ def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
     if attributes.get("training"):  # probabilities of dropout
         yield "training", _flags(attributes)
     for name in HOOKS:
-        if numbers := _hooks(attributes.get(name, {})):
-            yield name, numbers
+        if hooks := _hooks(attributes.get(name, {})):
+            yield name, hooks
     for name in ("forward", "_compiled_call_impl"):
         own = attributes.get(name)
         if own is not None and not _is_harmless(own):
-            yield name, _same(own), _flags_of_owner(own)
+            yield name, same(own), _flags_of_owner(own)
     if "_active_adapter" in attributes:
         yield repr([attributes.get(name) for name in ADAPTER_STATE])
 
 
 def _hooks(hooks: Mapping[int, Any]) -> tuple[Hashable, ...]:
-    """Numbers of the hooks that may change what is computed; torch gives each number once in a process.
+    """Keys of the hooks that may change what is computed, in the order in which they run.
 
     PEFT's that say which adapters act in one call are left out: an adapter computes as those that are active do. Those
     that say which tasks are alike in calls of as many rows.
     """
-    found = [(number, hooks.get(number)) for number in tuple(hooks)]
-    found = [(n, hook) for n, hook in found if not (_is_harmless(hook) or is_adapter_hook(hook))]
+    found = [hook for hook in tuple(hooks.values()) if not (_is_harmless(hook) or is_adapter_hook(hook))]
     return tuple(
-        (n, *_flags_of_owner(hook)) if (rows := rows_of_tasks(hook)) is None else ("tasks", rows) for n, hook in found
+        (SameCode(hook), *_flags_of_owner(hook)) if (rows := rows_of_tasks(hook)) is None else ("tasks", rows)
+        for hook in found
     )
 
 
@@ -177,30 +177,4 @@ def _attention_of(model: PreTrainedModel) -> tuple[Hashable, ...]:
     """The functions registered for the model's attention and its masks; ours stand for those that they hold."""
     name = attention_implementation(model.config) or ""
     found = (attention_function_of(name), mask_function_of(name))
-    return tuple(_same(getattr(function, "original", function)) for function in found if function is not None)
-
-
-class _Same:
-    """Equal to another one of the same living object; keeps it from being mistaken for one made in its place later."""
-
-    __slots__ = ("number", "reference")
-
-    def __init__(self, value: Any) -> None:
-        self.number = id(value)
-        self.reference = weakref.ref(value)
-
-    def __hash__(self) -> int:
-        return self.number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and (value := self.reference()) is not None and value is other.reference()
-
-
-def _same(function: Any) -> Hashable:
-    """Stands for a function; a bound method is made anew each time that it is asked for."""
-    if isinstance(function, types.MethodType):
-        return _same(function.__self__), _same(function.__func__)
-    try:
-        return _Same(function)
-    except TypeError:  # a class without weak references
-        return id(function)
+    return tuple(same(getattr(function, "original", function)) for function in found if function is not None)

@@ -2,6 +2,7 @@
 text is plain's; what has passed is tried again; and where nothing has changed, nothing is tried twice.
 """
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -153,6 +154,46 @@ def test_a_hook_that_counts_and_takes_times_is_no_change(fresh: Any, num_probes:
     fresh.model.layers[0].register_forward_hook(Timer())
     for _ in range(4):
         fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup")
+    assert num_probes == [1, 1]
+
+
+class Shift:
+    """A hook's owner: moves hidden states, all alike or those of the last position."""
+
+    def __init__(self, places: slice) -> None:
+        self.first = places.start or 0
+
+    def __call__(self, module: Any, args: Any, output: Any) -> Any:
+        return moved(self.first, module, args, output)
+
+    def method(self, module: Any, args: Any, output: Any) -> Any:
+        return moved(self.first, module, args, output)
+
+
+def moved(first: int, module: Any, args: Any, output: Any) -> Any:
+    states = (output[0] if isinstance(output, tuple) else output).clone()
+    states[:, first:] = states[:, first:].flip(-1)
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
+HOOKS: dict[str, Callable[[int], Any]] = {
+    "closure": lambda first: lambda *call: moved(first, *call),
+    "partial": lambda first: functools.partial(moved, first),
+    "object": lambda first: Shift(slice(first, None)),
+    "method": lambda first: Shift(slice(first, None)).method,
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_hook_made_anew_for_each_call_is_known_by_its_values(fresh: Any, num_probes: list[int], kind: str) -> None:
+    """Context managers do that. From 0 on it moves all positions alike, from -1 on the last one alone."""
+    for first in (0, -1) * 2:
+        handle = fresh.model.layers[1].register_forward_hook(HOOKS[kind](first))
+        expected = plain(fresh, PROMPT, **CALL).tolist()
+        output = fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup", return_dict_in_generate=True)
+        handle.remove()
+        assert output.sequences.tolist() == expected
+        assert output.spec_stats.tier == ("tree" if first == 0 else "plain")
     assert num_probes == [1, 1]
 
 
