@@ -21,7 +21,7 @@ static inline PyObject *new_none(void) {
     return Py_None;
 }
 
-/* An n-gram index: see hf_specdec/methods/ngram/hashing.py. */
+/* An n-gram index: see hf_specdec/methods/common/ngram/index.py. */
 typedef struct {
     Py_buffer views[3];
     int32_t *tokens, *older, *slots;

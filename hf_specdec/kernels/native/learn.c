@@ -1,4 +1,4 @@
-/* Learning from the tokens of the text: as hf_specdec/methods/auto/mixer.py and calibration.py do. */
+/* Learning from the tokens of the text: as hf_specdec/methods/auto/python_search.py does. */
 
 #include "search.h"
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The n-gram index: look-ups and links in the arrays of hf_specdec/methods/ngram/index.py. */
+/* The n-gram index: look-ups and links in the arrays of hf_specdec/methods/common/ngram/index.py. */
 
 #include "core.h"
 

@@ -1,4 +1,4 @@
-/* What may follow a node: the same sums, in the same order, as hf_specdec/methods/auto/predictor.py and matches.py. */
+/* What may follow a node: the same sums, in the same order, as hf_specdec/methods/auto/python_search.py. */
 
 #include "search.h"
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The search of one step: the same nodes, in the same order, as hf_specdec/methods/auto/search.py. */
+/* The search of one step: the same nodes, in the same order, as hf_specdec/methods/auto/python_search.py. */
 
 #include "search.h"
 #include <string.h>
