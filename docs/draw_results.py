@@ -1,4 +1,4 @@
-"""Write the results pages and the picture of README from the documents beside them: `python docs/draw_results.py`.
+"""Write the results pages and the picture of README from the documents next to them: `python docs/draw_results.py`.
 
 A document is what `hf-specdec bench --output docs/results/NAME.jsonl` leaves; its page is docs/results/NAME.md.
 """

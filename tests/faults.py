@@ -237,12 +237,12 @@ MUTANTS = (
         "computed, [*result.tokens[:-1], tree.tokens[-1]])",
     ),
     Mutant(
-        "guards are left out beside code of the caller's",
+        "guards are left out next to code of the caller's",
         CALL,
         'or not type(one).__module__.startswith(("transformers.", "hf_specdec."))',
         "or False",
     ),
-    Mutant("guards are left out beside hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
+    Mutant("guards are left out next to hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
     Mutant("guards are left out in any class", FINGERPRINT, "return all(cls.forward", "return True or all(cls.forward"),
     Mutant("guards are checked in each step", CHECKED, "if alike in self.steps:", "if False:"),
     Mutant(
@@ -265,10 +265,10 @@ MUTANTS = (
         "for entry in known",
     ),
     Mutant(
-        "a streamer is nobody's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"
+        "a streamer is no one's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"
     ),
-    Mutant("a processor of a row is nobody's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
-    Mutant("the next forward is begun beside callers' code", NEXT, "self._checked is not None and", ""),
+    Mutant("a processor of a row is no one's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
+    Mutant("the next forward is begun next to callers' code", NEXT, "self._checked is not None and", ""),
     Mutant("the next forward is begun though states are read", NEXT, " and not reads_states", ""),
     Mutant("the next forward is begun before its graph is recorded", NEXT, "and is_recorded", ""),
     Mutant("a begun forward is taken for any token", NEXT, "!= [(token,) for token in tokens]", "== []"),

@@ -174,7 +174,7 @@ def test_a_checkpoint_that_is_moved_keeps_its_head_and_another_folder_says_where
 
 
 def test_what_is_not_exported_again_is_not_left_in_the_folder(unenabled: Any, tmp_path: Path) -> None:
-    """A memory holds texts, which nobody should publish by accident."""
+    """A memory holds texts, which no one should publish by accident."""
     hub.export(tmp_path, head=random_head(unenabled), memory=hf_specdec.SpecMemory())
     written = {path.name for path in (tmp_path / "custom_generate").rglob("*") if path.is_file()}
     assert written >= {"memory.safetensors", "model.safetensors", "contents.json"}

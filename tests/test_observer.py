@@ -145,7 +145,7 @@ def test_observing_is_timed_apart(target: Any, tokenizer: Any) -> None:
 @pytest.fixture
 def undescribed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(*_: object) -> None:
-        raise AssertionError("nobody observes")
+        raise AssertionError("no one observes")
 
     monkeypatch.setattr(AutoDrafter, "describe", refuse)
     yield
@@ -155,7 +155,7 @@ def undescribed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_nothing_is_described_where_nobody_observes(target: Any, tokenizer: Any) -> None:
     inputs = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     target.generate(inputs, max_new_tokens=8, do_sample=False, spec_method="auto")
-    with pytest.raises(AssertionError, match="nobody observes"):
+    with pytest.raises(AssertionError, match="no one observes"):
         steps_of(target, tokenizer, spec_method="auto", spec_config={"num_nodes": 4, "pool": "request"})
 
 

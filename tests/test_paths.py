@@ -68,10 +68,10 @@ def test_an_output_of_too_long_a_name_is_refused_before_the_work(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["x" * 255, "\u00e9" * 127, "a.jsonl"], ids=["ASCII", "two bytes each", "short"])
 def test_a_file_may_have_the_longest_name_that_there_is(tmp_path: Path, name: str) -> None:
-    """The new file beside it, which takes its place, has a name of its own."""
+    """The new file next to it, which takes its place, has a name of its own."""
     check_output("--out", tmp_path / name)
-    with replacing(tmp_path / name) as beside:
-        beside.write_text("text")
+    with replacing(tmp_path / name) as temporary:
+        temporary.write_text("text")
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 

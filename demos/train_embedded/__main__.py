@@ -29,7 +29,7 @@ from hf_specdec.tools.command_errors import run_program
 
 WINDOW, BATCH_SIZE = 512, 8
 NUM_OWN_TEXTS = 6144
-NUM_LOOP_FREE, LOOP_WEIGHT = 12, 1200.0  # texts beside each batch; weight of a place of theirs, a token's being 1
+NUM_LOOP_FREE, LOOP_WEIGHT = 12, 1200.0  # texts next to each batch; weight of a place of theirs, a token's being 1
 Batches = Iterator[torch.Tensor]
 Wrap = Callable[[Any], Any]
 

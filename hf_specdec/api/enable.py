@@ -76,7 +76,7 @@ def disable(model: Model) -> Model:
 
     Its generation configuration loses the settings that only an enabled model reads, as `spec_method`, so that they are
     unknown again; a configuration object that has some is replaced by a copy, as other models may share it.
-    Draft models and heads that are not beside another target drop what they kept for their compiled forwards.
+    Draft models and heads that are not next to another target drop what they kept for their compiled forwards.
 
     Args:
         model (`PreTrainedModel`): the model that `enable` was given.

@@ -1,7 +1,7 @@
 """The first layers of a cache, driven by themselves between two commits of all layers.
 
 A draft of the target's first layers writes its columns where the target's own would stand. Before the target computes,
-the columns are brought into the order of its tree; the layers after the first ones then write theirs beside them.
+the columns are brought into the order of its tree; the layers after the first ones then write theirs besides them.
 """
 
 from collections.abc import Sequence

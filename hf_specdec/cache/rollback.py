@@ -93,7 +93,7 @@ def rollback_cache(
 
 
 def rollback_over(spec: SpecCache, *, lockstep: bool = False) -> RollbackCache:
-    """To drive `spec` itself; nobody else looks at it."""
+    """To drive `spec` itself; no one else looks at it."""
     return _AttentionRollback(spec, spec, lockstep)
 
 
@@ -115,7 +115,7 @@ class _AttentionRollback:
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
         if isinstance(cache, compat.EncoderDecoderCache) and cache.self_attention_cache is self.model_cache:
-            self.model_cache = cache  # the model has put one for its cross-attention beside it
+            self.model_cache = cache  # the model has put one for its cross-attention next to it
             self.handed_out = compat.EncoderDecoderCache(self.original, cache.cross_attention_cache)
         if cache is not self.model_cache:  # the model took its own
             if isinstance(cache, compat.DynamicCache):
@@ -149,14 +149,14 @@ class _AttentionRollback:
 
 
 class _Unknown(StateCache):
-    """States beside attention: what they are shows when the model has read the prompt."""
+    """States besides attention: what they are shows when the model has read the prompt."""
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
         return _Cropped(cache) if compat.can_crop(cache) else StateCache(cache)
 
 
 class _Cropped:
-    """Convolution states beside attention: the caller's own cache, cropped after each forward. Chains only."""
+    """Convolution states besides attention: the caller's own cache, cropped after each forward. Chains only."""
 
     takes_trees = False
     keeps_beginnings = True

@@ -219,7 +219,7 @@ class StaticSpecCache(SpecCache):
 
     @property
     def is_inference(self) -> bool:
-        """Returns whether the buffers were made in inference mode, outside of which nobody may write to them."""
+        """Returns whether the buffers were made in inference mode, outside of which no one may write to them."""
         return any(layer.keys.is_inference() for layer in self._written)
 
     def place(self, width: int, *, written: int = 0) -> None:

@@ -77,7 +77,7 @@ class Request:
         is_default (`bool`): whether the method comes from a generation configuration, not from the call itself. A
             default that cannot be honoured decodes plainly.
         tokenizers: the target's and the draft model's, where they differ.
-        extra_columns (`int`): most tokens that a step computes beside the current one and the drafted ones.
+        extra_columns (`int`): most tokens that a step computes besides the current one and the drafted ones.
     """
 
     method: Method | None

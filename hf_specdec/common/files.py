@@ -22,7 +22,7 @@ if sys.platform != "win32":
 
 
 TRIED_BYTES = 1 << 16
-SHOWN_OF_NAME = 32  # characters of a file's name in that of the new file beside it
+SHOWN_OF_NAME = 32  # characters of a file's name in that of the new file next to it
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 PathLike = str | os.PathLike[str]
@@ -142,20 +142,20 @@ def replacing(path: PathLike) -> Iterator[Path]:
         raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(place.parent))
     start = place.name[:SHOWN_OF_NAME]  # the whole name and what is added to it may be longer than a name may be
     descriptor, name = tempfile.mkstemp(prefix=f".{start}.", dir=place.parent)
-    beside = Path(name)
+    temporary = Path(name)
     try:
         os.close(descriptor)
-        _take_mode(beside, place)
-        yield beside
-        with beside.open("rb") as file:
+        _take_mode(temporary, place)
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        beside.replace(place)
+        temporary.replace(place)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def lock(descriptor: int, *, waits: bool = False) -> None:
-    """Lock a file or folder that is open, until it is closed; where the file system has no locks, nobody is kept out.
+    """Lock a file or folder that is open, until it is closed; where the file system has no locks, no one is kept out.
 
     Args:
         waits (`bool`, *optional*): for the one who holds the lock, instead of raising.

@@ -75,7 +75,7 @@ def cache_name(model_kwargs: dict[str, Any]) -> str:
 
 
 def decoding_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
-    """The cache among a forward's arguments, with one for cross-attention where the model would put one beside it.
+    """The cache among a forward's arguments, with one for cross-attention where the model would put one next to it.
 
     Decoders that are given states do that in their forward (BLIP's, GPT-2), some for a `DynamicCache` alone.
     """

@@ -32,7 +32,7 @@ WINDOWED = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "
 def mask_config(config: Any) -> Any:
     """The part of a configuration that mask functions read.
 
-    Of an encoder-decoder with one flat configuration, `get_text_config` returns a deep copy, which nobody else reads.
+    Of an encoder-decoder with one flat configuration, `get_text_config` returns a deep copy, which no one else reads.
     """
     text = text_config(config)
     is_part = text is config or not config.is_encoder_decoder or any(value is text for value in vars(config).values())

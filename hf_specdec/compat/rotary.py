@@ -103,7 +103,7 @@ def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int |
 
 
 def _table_sizes(module: torch.nn.Module) -> list[int]:
-    """Sizes of the tables that a module holds beside its weights."""
+    """Sizes of the tables that a module holds besides its weights."""
     attributes = vars(module)
     own = [attributes[name] for name in attributes.keys() - EVERY_MODULES]
     tensors = [value for value in (*attributes["_buffers"].values(), *own) if isinstance(value, torch.Tensor)]

@@ -101,7 +101,7 @@ class RankSync:
         """Announce a forward of a draft model that is in all processes."""
 
     def forward(self) -> AbstractContextManager[None]:
-        """Around a forward of all processes: an error in there may be one process's own, and nobody can be told."""
+        """Around a forward of all processes: an error in there may be one process's own, and no one can be told."""
         return contextlib.nullcontext()
 
     def flush(self) -> None:
@@ -111,7 +111,7 @@ class RankSync:
         """All is decided."""
 
     def abandon(self, error: BaseException) -> None:
-        """An error ends the call: let nobody wait."""
+        """An error ends the call: let no one wait."""
 
     def share_random_state(self) -> None:
         """Give all processes the first one's random state."""

@@ -106,7 +106,7 @@ class Batch:
             sequence.sampler.expect(tree)
         decides = any(not sequence.sampler.needs_rows for sequence in self.sequences)
         wanted = LogitsRead(max(counts, default=None), decides, self._choose_ahead)
-        begins_next = begins_next and all(sequence.goes_on_alone for sequence in self.sequences)
+        begins_next = begins_next and all(sequence.can_pipeline_next for sequence in self.sequences)
         logits = self.target.node_logits(wanted, begins_next=begins_next)
         for sequence, rows in zip(self.sequences, logits, strict=True):
             sequence.sampler.load(rows)

@@ -68,7 +68,7 @@ class Call:
 
     @property
     def reads_embeddings(self) -> bool:
-        """Whether the prompt's forward reads `inputs_embeds`, whether or not there are ids beside them."""
+        """Whether the prompt's forward reads `inputs_embeds`, whether or not there are ids besides them."""
         return not self.model.config.is_encoder_decoder and self.model_kwargs.get("inputs_embeds") is not None
 
     @property

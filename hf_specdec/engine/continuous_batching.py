@@ -22,7 +22,7 @@ class QueuedSequence:
 
     Attributes:
         columns (`int`): cache columns that its text will need at most.
-        network: what drafts for it beside methods without a network; sequences with another one wait for each other.
+        network: what drafts for it next to methods without a network; sequences with another one wait for each other.
     """
 
     batch: Batch

@@ -19,7 +19,7 @@ def check_exit(call: Call, layers: int) -> None:
 
     Raises:
         ConfigError: it has an encoder, fewer layers, none that can be told from its other parts, a forward on the
-            instance that a copy cannot have, or states beside keys and values; or the caller gives it states to attend
+            instance that a copy cannot have, or states besides keys and values; or the caller gives it states to attend
             to.
     """
     model, name = call.model, type(call.model).__name__
@@ -28,7 +28,7 @@ def check_exit(call: Call, layers: int) -> None:
         raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
     for given in compat.given_states(model, call.model_kwargs):
         remedy = "Pass a smaller model as assistant_model, or choose another method."
-        raise ConfigError("exit_layer", f"must be unset beside {given}", layers, remedy)
+        raise ConfigError("exit_layer", f"must be unset with {given}", layers, remedy)
     try:
         path = call.facts.of(path_to_layers, model)
         check_forwards(model, path)
@@ -48,7 +48,7 @@ def check_exit(call: Call, layers: int) -> None:
 
 
 def _keeps_keys_alone(model: PreTrainedModel) -> bool:
-    """Whether the model's cache holds keys and values, and nothing beside them."""
+    """Whether the model's cache holds keys and values, and nothing besides them."""
     cache = compat.fresh_cache(model).get(compat.CACHE)
     return cache is not None and SpecCache.adopt(cache) is not None
 

@@ -44,7 +44,7 @@ class ModelState:
     own_generate: Callable[..., Any] | None = None  # the user's on the instance, which the enabled class's calls
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
-    drafts: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # compiled beside it
+    drafts: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # compiled next to it
     targets: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # of a draft
     facts: tuple[Hashable, ModelFacts] | None = field(default=None, repr=False, compare=False)  # with their structure
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)

@@ -63,7 +63,7 @@ class SequenceState:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
         is_callers = not type(drafter).__module__.startswith("hf_specdec.")
-        self.draws = draws_beside(sampler) if is_callers else contextlib.nullcontext()
+        self.draws = isolated_rng(sampler) if is_callers else contextlib.nullcontext()
         self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
@@ -89,7 +89,7 @@ class SequenceState:
         return 0 if most is None else most - len(self.text)
 
     @property
-    def goes_on_alone(self) -> bool:
+    def can_pipeline_next(self) -> bool:
         """True if it gets its best token next and another after it, unless that one ends the text; nothing is drafted.
 
         Asked of a step whose token is not chosen yet.
@@ -225,7 +225,7 @@ class SequenceState:
             self.fail(error)
 
 
-def draws_beside(sampler: Sampler) -> contextlib.AbstractContextManager[None]:
+def isolated_rng(sampler: Sampler) -> contextlib.AbstractContextManager[None]:
     """Context for a caller's code: its draws do not advance the text's generator where that is the global one."""
     return SeparateDraws(sampler.device) if sampler.draws_globally else contextlib.nullcontext()
 

@@ -24,7 +24,7 @@ from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
 from hf_specdec.engine.sampling.sampler import Sampler
-from hf_specdec.engine.sequence import SequenceState, check_own_drafters, draws_beside
+from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
@@ -146,7 +146,7 @@ def _sequences(
             criteria = criteria_of_row(criteria, index)
         sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)
-        with draws_beside(sampler):
+        with isolated_rng(sampler):
             drafter = make_drafter(index, generator)
         check_own_drafters(drafter, sequences)
         sequences.append(SequenceState(index, text, prompt, drafter, sampler, StopCheck(criteria), stats, rank_sync))

@@ -119,7 +119,7 @@ class DraftShapes:
 
 
 def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: int, budget: int) -> DraftShapes | None:
-    """For a draft model beside a target over a static cache, where plain generate would compile the draft's forwards.
+    """For a draft model next to a target over a static cache, where plain generate would compile the draft's forwards.
 
     Elsewhere `None`: over a dynamic cache a forward that is not compiled attends to less.
 
@@ -150,7 +150,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
 
 
 def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int, widest: int) -> CompiledShapes | None:
-    """For a draft head beside a target whose forwards are compiled; `None` beside any other.
+    """For a draft head next to a target whose forwards are compiled; `None` next to any other.
 
     Args:
         kind: of `CompiledForward`.
@@ -174,7 +174,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
 
 
 def _reason_against_head(call: Call, head: DraftHead) -> str | None:
-    """Why a head is not compiled beside a target that is, or `None`."""
+    """Why a head is not compiled next to a target that is, or `None`."""
     if not rank_sync_of(call.model).is_alone:
         return "its output head may be shared between processes"
     if rotary_of(head) is not None:

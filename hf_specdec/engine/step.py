@@ -14,7 +14,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
-from hf_specdec.engine.sequence import OnToken, draws_beside
+from hf_specdec.engine.sequence import OnToken, isolated_rng
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.target.node_outputs import NodeOutputs
@@ -206,7 +206,7 @@ class StepRunner:
             )
         if self.observer is not None or any(sequence.observer is not None for sequence in batch.sequences):
             start = time.perf_counter()
-            self._draws = self._draws or draws_beside(batch.sequences[0].sampler)
+            self._draws = self._draws or isolated_rng(batch.sequences[0].sampler)
             with self._draws:
                 self.rank_sync.attempt(self._show, batch, trees, results, seconds)
             self._observer_seconds += time.perf_counter() - start

@@ -189,7 +189,7 @@ def _for_eager(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | 
 def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Mask for a missing one: the queries are the last M of the text, each sees what is before it. `(1, 1, M, K)`.
 
-    torch's flag says the same of as many queries as keys. Of fewer (Gemma 4 drops those whose logits nobody wants) it
+    torch's flag says the same of as many queries as keys. Of fewer (Gemma 4 drops those whose logits no one wants) it
     takes the first keys.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]

@@ -26,7 +26,7 @@ T = TypeVar("T")
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
-SAMPLES_AT_ONCE, SKIPPED_AT_ONCE = 4, 1  # the same where nobody needs their results
+SAMPLES_AT_ONCE, SKIPPED_AT_ONCE = 4, 1  # the same where no one needs their results
 
 
 def why_unused() -> str | None:
@@ -122,7 +122,7 @@ def team() -> int:
 
 
 def _openmp(mapped: Iterable[str]) -> str | None:
-    """Torch's OpenMP library among the files that a process has mapped: the one beside torch, else the only one."""
+    """Torch's OpenMP library among the files that a process has mapped: the one next to torch, else the only one."""
     found = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
     own = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
     return own[0] if len(own) == 1 else None

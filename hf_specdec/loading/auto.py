@@ -99,8 +99,8 @@ class _EnabledAutoModel:
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
             ConfigError: a model of another kind, an unknown precision, one that this machine or the checkpoint does not
-                have, a `device_map` with a device that is not here, `precision` beside `dtype` or
-                `quantization_config`, `spec_method` or another argument of `generate`, tensor parallelism beside
+                have, a `device_map` with a device that is not here, `precision` next to `dtype` or
+                `quantization_config`, `spec_method` or another argument of `generate`, tensor parallelism next to
                 `device_map` or quantised weights, or
                 `attn_implementation="xformers"` for a model that cannot use it.
             MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
@@ -267,7 +267,7 @@ def load_draft(
     target: transformers.PreTrainedModel | None = None,
     **kwargs: Any,
 ) -> Any:
-    """A draft model, or a draft head where the folder or the hub name is that of one; `generate` puts a head beside
+    """A draft model, or a draft head where the folder or the hub name is that of one; `generate` puts a head next to
     the target.
 
     Args:

@@ -34,7 +34,7 @@ from hf_specdec.methods.eagle3.network import Eagle3Head
 from hf_specdec.methods.registry import resolve
 
 FOLDER = "custom_generate"
-HEAD, MEMORY, CONTENTS = "head", "memory.safetensors", "contents.json"  # beside the script
+HEAD, MEMORY, CONTENTS = "head", "memory.safetensors", "contents.json"  # next to the script
 TAG = "custom_generate"
 SCRIPT = '''\
 """Speculative decoding: the text of transformers' own `generate`, sooner. Written by hf_specdec.loading.hub.export."""
@@ -79,7 +79,7 @@ def export(
             `custom_generate`.
         spec_method (`str`, *optional*, defaults to `"auto"`): of calls that name none.
         spec_config (*optional*): its configuration, as an object, a dict or a list.
-        head (*optional*): a draft head, its folder or its hub name. It is written beside the script, and drafts where
+        head (*optional*): a draft head, its folder or its hub name. It is written next to the script, and drafts where
             the method takes a head and the call brings no `assistant_model`.
         memory (*optional*): a `SpecMemory`, or the file of one, which `auto` drafts from. It holds the token ids of
             texts: publish it only where the texts may be published.
@@ -191,7 +191,7 @@ def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
 
 
 def _write(folder: Path, head: Eagle3Head | None, memory: SpecMemory | None) -> dict[str, Any]:
-    """Put head and memory beside the script; returns what there is, under a name by which it is known again."""
+    """Put head and memory next to the script; returns what there is, under a name by which it is known again."""
     if head is not None:
         save_head(head, folder / HEAD)
     if memory is not None:

@@ -110,7 +110,7 @@ def pipeline(
     Raises:
         CheckpointError: the model or its tokenizer is missing or damaged.
         ConfigError: another task, no model, an unknown method or a wrong configuration of it, a device that is not
-            here, or options of loading beside a loaded model.
+            here, or options of loading next to a loaded model.
     """
     if task != TASK:
         remedy = "Use transformers.pipeline(task, model=hf_specdec.enable(model), ...)(..., spec_method=...)."

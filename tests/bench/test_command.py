@@ -284,8 +284,8 @@ def test_batches_are_tasks_of_a_run(run: Run) -> None:
         (("--widen", "wide"), "HIDDENxLAYERS"),
         (("--dtype", "fp99"), "must be one of"),
         (("--device", "nowhere"), "device"),
-        (("--device-map", "cpu", "--device", "cpu"), "`--device` must be left out beside a device map"),
-        (("--device-map", "cpu", "--widen", "320x7"), "`--widen` must be left out beside a device map"),
+        (("--device-map", "cpu", "--device", "cpu"), "`--device` must be left out next to a device map"),
+        (("--device-map", "cpu", "--widen", "320x7"), "`--widen` must be left out next to a device map"),
         (("--max-memory", '{"cpu": "1GB"}'), "must come with --device-map"),
         (
             ("--row", "prompt_lookup=[10"),

@@ -58,7 +58,7 @@ def test_a_folder_holds_tasks(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_file_in_a_folder_are_read_as_those_of_a_file_that_is_named(tmp_path: Path) -> None:
-    """Packed or not, beside a file that is one prompt; files of one name in several folders keep their ids apart."""
+    """Packed or not, next to a file that is one prompt; files of one name in several folders keep their ids apart."""
     (tmp_path / "edit").mkdir()
     (tmp_path / "edit" / "one.txt").write_text("x", encoding="utf-8")
     lines = "".join(json.dumps(entry) + "\n" for entry, _ in FORMS.values())

@@ -179,7 +179,7 @@ def test_a_candidate_generator_whose_verification_is_broken_is_flagged(loaded: L
 
 @pytest.mark.wide
 def test_a_row_that_writes_into_the_prompt_harms_only_itself(loaded: LoadedModel) -> None:
-    """Every row reads a prompt of its own, so an innocent one beside it is not flagged."""
+    """Every row reads a prompt of its own, so an innocent one next to it is not flagged."""
     wrong = "tests.bench.wrong_rows:WritesIntoTheText"
     document = bench(loaded, wrong, "plain", settings=ONE_ROUND).run()
     assert {flag.row for flag in flagged(document)} == {wrong}

@@ -51,7 +51,7 @@ class GuessingDrafter(PlainDrafter):
 
 
 class NeedsArguments(HonestCandidates):
-    """Cannot be made without an argument that nobody knows."""
+    """Cannot be made without an argument that no one knows."""
 
     def __init__(self, datastore: str) -> None:
         self.datastore = datastore

@@ -30,7 +30,7 @@ HEAD = """# Architectures
 
 What the engine does with every model class of transformers that generates. Each was tried on tiny random models in
 fp32: greedy text of one prompt and of three prompts padded on the left is compared with plain `generate`. Drafts come
-from prompt lookup, from random trees, and from trees that hold the right tokens amid wrong ones. The table is written
+from prompt lookup, from random trees, and from trees that hold the right tokens among wrong ones. The table is written
 by `python -m tests.capabilities.findings`; a test compares it with what the models do.
 
 - **tree**: any tree of tokens is verified in one forward. **chain**: several tokens in sequence are. **plain**: one

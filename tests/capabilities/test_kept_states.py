@@ -1,4 +1,4 @@
-"""Trying a model leaves it the states that its modules keep beside the cache."""
+"""Trying a model leaves it the states that its modules keep next to the cache."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ def test_all_three_are_measured_and_ours_is_equal(run: Run) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize(("method", "theirs"), [("lookahead", TRANSFORMERS), ("draft_model", ASSISTED)])
 def test_every_method_has_its_counterpart(run: Run, method: str, theirs: str) -> None:
-    """Transformers' assisted generation stands beside a draft model, its prompt lookup beside all else."""
+    """Transformers' assisted generation stands next to a draft model, its prompt lookup next to all else."""
     found = rows(run, "--dtype", "fp32", "--spec-method", method)
     assert list(found) == [PLAIN, theirs, method]
     assert all(row["equal_to_plain"] for row in found.values())

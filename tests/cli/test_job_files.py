@@ -309,8 +309,8 @@ def test_prompts_that_are_no_text_are_named(tmp_path: Path, name: str, content: 
 def test_what_is_replaced_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as beside:
-        beside.write_text("ne")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("ne")
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -318,8 +318,8 @@ def test_what_is_replaced_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
-    with replacing(tmp_path / "new") as beside:
-        beside.write_text("x")
+    with replacing(tmp_path / "new") as temporary:
+        temporary.write_text("x")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 

@@ -80,7 +80,7 @@ class Raising(LogitsProcessor):
 
 
 class Guessing(CheckedDrafter):
-    """Drafts tokens that nobody else would, in trees of any size."""
+    """Drafts tokens that no one else would, in trees of any size."""
 
     def __init__(self, seed: int) -> None:
         super().__init__([])

@@ -50,7 +50,7 @@ def test_a_mistake_ends_all_processes_with_its_hint() -> None:
 
 @pytest.mark.wide
 def test_a_process_that_dies_takes_the_others_with_it(tmp_path: Path) -> None:
-    """In the middle of a forward nobody can be told; torchrun ends those who wait."""
+    """In the middle of a forward no one can be told; torchrun ends those who wait."""
     script = tmp_path / "dies.py"
     script.write_text(
         f"""

@@ -39,7 +39,7 @@ class ThreadChannel(RankChannel):
 
 
 def together(*roles: Callable[[RankSync], Any]) -> list[Any]:
-    """What each role returns or raises, the first one leading; nobody waits for ever."""
+    """What each role returns or raises, the first one leading; no one waits for ever."""
     table, results = Table(len(roles)), [None] * len(roles)
 
     def play(rank: int) -> None:

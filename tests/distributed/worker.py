@@ -93,7 +93,7 @@ def many(model: Any, rank: int) -> list[Any]:
 
 
 def stopped(model: Any) -> list[int]:
-    """A text after a job of many prompts that nobody reads to its end."""
+    """A text after a job of many prompts that no one reads to its end."""
     prompts = [PROMPT[0, start : start + 12].tolist() for start in range(6)]
     for _ in hf_specdec.generate_many(model, prompts, max_batch_size=2, max_new_tokens=8, spec_method="prompt_lookup"):
         break

@@ -173,7 +173,7 @@ def test_drafters_are_told_what_a_node_has_to_gain() -> None:
 
 
 def test_a_draft_network_s_time_is_no_cost_of_the_other_sources() -> None:
-    """It reads a prompt in the time of thirty steps, then takes half a step each time: nobody is paused for that."""
+    """It reads a prompt in the time of thirty steps, then takes half a step each time: no one is paused for that."""
     budget = budget_of(0.02)
     before = budget.draft_cost(1, 1, 100, "network").of_node
     for number in range(40):

@@ -1,4 +1,4 @@
-"""Steps of sizes that nobody knows the cost of: few of a call's time, and what later calls know of them."""
+"""Steps of sizes that no one knows the cost of: few of a call's time, and what later calls know of them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A budget beside trees of other methods, which it does not cut."""
+"""A budget next to trees of other methods, which it does not cut."""
 
 from hf_specdec.common.tree import DraftTree
 from tests.engine.test_budget import FLAT, STEEP, budget_of, chain

@@ -1,4 +1,4 @@
-"""What a step costs beside the forward: operations, each a launch on a GPU, and reads, each a stop of it."""
+"""What a step costs besides the forward: operations, each a launch on a GPU, and reads, each a stop of it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -105,7 +105,7 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
 def test_processors_are_called_once_a_step_on_a_device(
     model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, method: str, cache: str, processor: Any, most: int
 ) -> None:
-    """Beside `most` operations and 8 for each token; those of penalties and filters are among them."""
+    """Next to `most` operations and 8 for each token; those of penalties and filters are among them."""
     emulate(monkeypatch)
     steps, _ = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True, **processor)
     assert max(step.outside - 8 * step.num_tokens for step in steps) <= most

@@ -63,8 +63,8 @@ def test_rows_draft_together_what_they_draft_alone_where_forwards_cost_nothing(f
 def test_a_sure_row_alone_drafts_further_than_beside_unsure_ones() -> None:
     """All of them wait for a forward, whoever asks for it."""
     alone = drafted([0.2], [8.0], draft_len=6)[0]
-    beside = drafted([0.2] * 4, [8.0, 0.1, 0.1, 0.1], draft_len=6)[0]
-    assert alone[0].num_draft_tokens > beside[0].num_draft_tokens > 0
+    temporary = drafted([0.2] * 4, [8.0, 0.1, 0.1, 0.1], draft_len=6)[0]
+    assert alone[0].num_draft_tokens > temporary[0].num_draft_tokens > 0
 
 
 def test_no_row_drafts_where_a_forward_costs_more_than_it_gains() -> None:

@@ -63,7 +63,7 @@ def test_a_chain_is_one_until_padding_or_a_sibling_lies_between() -> None:
     layout.write(DraftTree.chain(2, [3]))
     assert layout.is_chain
     layout.pad(5)
-    assert layout.is_chain, "padding at the end is seen by nobody"
+    assert layout.is_chain, "padding at the end is seen by no one"
     layout.write(DraftTree.chain(2, [3, 4]))
     assert not layout.is_chain
     fork = TreeBuilder(2)

@@ -38,7 +38,7 @@ SHARED_HEAD, FINAL = {"norm": "{layer}.shared_head.norm"}, {"norm": "{layer}.fin
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A target, the model whose layers its MTP layers are, and the weights beside them by name and MTP layer."""
+    """A target, the model whose layers its MTP layers are, and the weights besides them by name and MTP layer."""
 
     target: Any
     donor: Any
@@ -52,7 +52,7 @@ class Layout:
     Attributes:
         make: makes the target.
         blocks: the model's layers that are of the type of one MTP layer's blocks.
-        outer: names of what is beside the blocks; `{layer}` is the prefix of the MTP layer.
+        outer: names of what is besides the blocks; `{layer}` is the prefix of the MTP layer.
         layer: that prefix; `{number}` counts after the model's layers, `{place}` from 0.
         block: prefix of a block's weights; `{block}` counts the blocks of all MTP layers.
         halved: whether the MTP layer is the first half of one of the model's, without its experts.

@@ -85,7 +85,7 @@ BEAMS = GENERATE.replace("max_gen_toks: 24", "max_gen_toks: 24, num_beams: 2")
 
 
 def test_a_task_without_a_speculative_form_is_decoded_plainly(tmp_path: Path) -> None:
-    """By a method that nobody named; one that was named is refused."""
+    """By a method that no one named; one that was named is refused."""
     import hf_specdec.tools.integrations.lm_eval
 
     data = tmp_path / "data.jsonl"

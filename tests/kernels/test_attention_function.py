@@ -69,7 +69,7 @@ def test_a_prompt_without_a_mask_is_torch_s_causal_kernel(attention: KernelAtten
 
 
 def test_fewer_queries_than_keys_without_a_mask_are_the_last_ones(attention: KernelAttention) -> None:
-    """Gemma 4 drops the queries whose logits nobody wants, and keeps them for attention that it knows by name."""
+    """Gemma 4 drops the queries whose logits no one wants, and keeps them for attention that it knows by name."""
     given = arguments(queries=12, keys=12) | {"attention_mask": None}
     whole = sdpa(layer_of("qwen2"), **given)
     given["query"] = given["query"][:, :, -3:]

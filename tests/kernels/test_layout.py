@@ -124,7 +124,7 @@ def test_values_may_be_of_another_size_than_keys() -> None:
 
 
 def test_a_row_that_sees_nothing_is_no_nan() -> None:
-    """Padding queries see nothing; what comes out is nobody's business, but it must not spread."""
+    """Padding queries see nothing; what comes out is no one's business, but it must not spread."""
     for dtype in DTYPES:
         query, key, value = tensors("gqa", dtype)
         mask = tree_mask(2, 5, 23, text=3)

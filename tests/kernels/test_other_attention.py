@@ -24,7 +24,7 @@ FLASH = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_oss", "mi
 
 @pytest.fixture(scope="module")
 def own_model() -> Callable[[str], Any]:
-    """A model that nobody else holds, so that its log starts anew."""
+    """A model that no one else holds, so that its log starts anew."""
     return lambda family: hf_specdec.enable(build(FAMILIES[family]))
 
 

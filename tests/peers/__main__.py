@@ -4,7 +4,7 @@
 
 Each test runs plainly first; those that pass and call `generate` run again with each method. A call of a method is
 compared with a plain call from the same state: tokens, scores, logits, hidden states, caches and random state. A
-journal beside the output keeps the outcomes: the same command goes on where it was ended.
+journal next to the output keeps the outcomes: the same command goes on where it was ended.
 
 The tests need `parameterized` and `datasets`. They run on the transformers that is installed, not on the checkout's.
 """

@@ -1,4 +1,4 @@
-"""Results pages and the picture of README come from the documents beside them."""
+"""Results pages and the picture of README come from the documents besides them."""
 
 import re
 import runpy

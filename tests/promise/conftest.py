@@ -1,4 +1,4 @@
-"""Every promise is held for drafts that are sometimes right, always right amid wrong ones, and random.
+"""Every promise is held for drafts that are sometimes right, always right among wrong ones, and random.
 
 The tests of a file share families, drafts and settings: `make test` runs each test on some, each of them in some test.
 """

@@ -49,7 +49,7 @@ def test_split_blocks_are_read_rightly_or_found_out() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_layers_that_would_be_read_wrongly_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
-    """Only those, beside what transformers leaves by itself."""
+    """Only those, next to what transformers leaves by itself."""
     monkeypatch.setattr(bnb, "reads_split_blocks", lambda: reads)
     quantised = four_bit_layers(load(DRAFT, precision="nf4"))
     downs = {f"model.layers.{index}.mlp.down_proj" for index in range(2)}

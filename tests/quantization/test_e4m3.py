@@ -46,7 +46,7 @@ def test_quantised_rows_are_within_half_a_step(dtype: torch.dtype) -> None:
 
 
 def test_no_code_is_subnormal() -> None:
-    """Numbers of every size down to nothing beside a large one."""
+    """Numbers of every size down to nothing next to a large one."""
     weight = torch.cat([torch.ones(1), torch.logspace(-9, 0, 4000), -torch.logspace(-9, 0, 4000)])[None]
     codes, scale = quantize_rows(weight)
     assert not has_subnormals(codes)

@@ -58,7 +58,7 @@ def test_a_quantisation_that_leaves_names_null_is_bitsandbytes(fields: dict[str,
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype", "quantization_config"])
 def test_precision_and_another_name_for_it_exclude_one_another(name: str) -> None:
-    with pytest.raises(ConfigError, match="must be unset beside precision") as caught:
+    with pytest.raises(ConfigError, match="must be unset with precision") as caught:
         load(TARGET, precision="fp8", **{name: torch.float32})
     assert caught.value.field == name
 
@@ -87,7 +87,7 @@ def test_tensor_parallelism_with_a_quantised_checkpoint_is_refused(tmp_path: Pat
 
 
 def test_tensor_parallelism_with_a_device_map_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be unset beside tp_plan") as caught:
+    with pytest.raises(ConfigError, match="must be unset with tp_plan") as caught:
         load(TARGET, tp_plan="auto", device_map="auto")
     assert caught.value.field == "device_map"
 

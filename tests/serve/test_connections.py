@@ -132,7 +132,7 @@ def test_answers_that_are_open_when_the_server_ends_say_so(
 def test_stop_strings_are_prepared_beside_the_loop(
     target: Any, chat_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which takes seconds with large vocabularies, in which nobody else would be answered."""
+    """Which takes seconds with large vocabularies, in which no one else would be answered."""
     threads: list[str] = []
     real = _StopStrings.__init__
     monkeypatch.setattr(

@@ -149,7 +149,7 @@ def test_the_tokenizer_is_left_as_it_was(target: Any, tokenizer: Any) -> None:
 def test_an_article_is_cut_to_the_model_s_positions(
     target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Request and summary have room beside it."""
+    """Request and summary have room next to it."""
     monkeypatch.setattr(target.config, "max_position_embeddings", 40)
     summarizer = Summarizer(target, tokenizer, OPTIONS)
     length = len(tokenizer(summarizer.prompt(ARTICLES[0])).input_ids)

@@ -95,7 +95,7 @@ ALWAYS = {"confidence_threshold": 0.0}
         ("shift_head", {"shift_config": {"num_branches": 2, **ALWAYS}}),
         ("auto", {"spec_method": "auto"}),
     ],
-    ids=["by its name", "by its argument", "beside other sources"],
+    ids=["by its name", "by its argument", "besides other sources"],
 )
 def test_a_head_is_recognised_loaded_and_used_like_any_other(
     model: Any, folder: Path, method: str, how: dict[str, Any]

@@ -83,7 +83,7 @@ def test_an_avoided_token_that_is_unlikely_already_adds_nothing(target, monkeypa
 
 
 def test_a_model_learns_to_leave_loops(target):
-    """It loops less, and learns the batch beside it."""
+    """It loops less, and learns the batch next to it."""
     tokens = np.random.default_rng(0).integers(64, size=4000).astype(np.uint16)
     batch = torch.from_numpy(tokens[:256].astype(np.int64).reshape(4, 64))
     prompts = torch.from_numpy(tokens[1000:1256].astype(np.int64).reshape(32, 8))

@@ -1,4 +1,4 @@
-"""What both trainings are given, beside their settings: the wrong type is named before a text is written."""
+"""What both trainings are given, next to their settings: the wrong type is named before a text is written."""
 
 from pathlib import Path
 from typing import Any

@@ -81,7 +81,7 @@ def test_embeddings_of_another_width_are_refused_before_a_text_is_written(kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_longer_than_the_positions_are_refused(kind: str, tmp_path: Path) -> None:
     target = tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=32, n_head=2, n_layer=2, n_positions=16, vocab_size=64))
-    with pytest.raises(ConfigError, match="`new_tokens` must fit the target's 16 positions beside prompt_tokens 4"):
+    with pytest.raises(ConfigError, match="`new_tokens` must fit the target's 16 positions next to prompt_tokens 4"):
         train(kind, target, tmp_path, new_tokens=13)
     assert nothing_written(tmp_path)
 

@@ -181,7 +181,7 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterabl
     """Raise where `generate` has no argument or setting of a name.
 
     Args:
-        also: names that the error may propose beside those of `generate`.
+        also: names that the error may propose besides those of `generate`.
 
     Raises:
         ConfigError: names the field, and the nearest one that there is.

@@ -122,7 +122,7 @@ class DraftTree:
         return self.depths if self.extra is None else self.depths + self.extra.depths
 
     def with_extra(self, extra: ExtraTokens | None) -> "DraftTree":
-        """The same tree with other tokens beside it."""
+        """The same tree with other tokens next to it."""
         return replace(self, extra=extra)
 
     def with_distributions(self, drafted_from: Mapping[int, torch.Tensor]) -> "DraftTree":
@@ -287,8 +287,8 @@ class DraftTree:
         rows += [bytearray(num_columns)] * (num_columns - num_nodes)
         mask = np.frombuffer(bytearray().join(rows), dtype=np.bool_).reshape(num_columns, num_columns)
         if self.extra is not None:
-            beside = self.extra.visible.numpy()
-            mask[num_nodes:, 0], mask[num_nodes:, num_nodes:] = beside[:, 0], beside[:, 1:]
+            visible = self.extra.visible.numpy()
+            mask[num_nodes:, 0], mask[num_nodes:, num_nodes:] = visible[:, 0], visible[:, 1:]
         return mask
 
 

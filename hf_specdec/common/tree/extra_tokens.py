@@ -1,4 +1,4 @@
-"""Tokens that a forward computes beside a draft tree. Knows nothing about trees, models or caches."""
+"""Tokens that a forward computes next to a draft tree. Knows nothing about trees, models or caches."""
 
 from dataclasses import dataclass
 

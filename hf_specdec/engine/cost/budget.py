@@ -178,7 +178,7 @@ class Budget:
         return next((width for width in self.widths if width >= num_columns), num_columns)
 
     def _size_to_explore(self, curve: CostCurve, tokens_left: int, drafting: float) -> int:
-        """A size that nobody knows the cost of and that the tokens still to come can afford; 0 for none."""
+        """A size that no one knows the cost of and that the tokens still to come can afford; 0 for none."""
         is_next = curve.counts[0] == 0  # all others are told by that of one
         if self._num_steps == 0 or (self._num_steps < self._explored_at + EXPLORE_EVERY and not is_next):
             return 0

@@ -248,14 +248,15 @@ class StepCosts:
         return self._jump if is_vector else 0.0
 
     def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
-        """Write the measured curves as JSON, beside `facts` about where they come from."""
+        """Write the measured curves as JSON, next to `facts` about where they come from."""
         curves = {
             str(rows): {"sizes": SIZES, "ratios": curve.ratios, "seconds_of_one": curve.seconds_of_one}
             for rows, curve in self._curves.items()
             if curve.is_measured
         }
-        with replacing(path) as beside:
-            beside.write_text(json.dumps({"format": FORMAT, "facts": facts or {}, "curves": curves}, indent=1), "utf-8")
+        with replacing(path) as temporary:
+            document = {"format": FORMAT, "facts": facts or {}, "curves": curves}
+            temporary.write_text(json.dumps(document, indent=1), "utf-8")
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take over saved curves.

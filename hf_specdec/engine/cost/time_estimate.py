@@ -1,7 +1,7 @@
 """Estimates the times of forwards from noisy samples: a Kalman filter over the logarithms of t(1) and of t(T)/t(1).
 
 A machine's speed drifts from step to step, the shape of the curve hardly does; the covariance tells them apart. Where a
-first forward of one token was disturbed, the next one corrects it and all ratios that were learned beside it at once.
+first forward of one token was disturbed, the next one corrects it and all ratios that were learned next to it at once.
 Source: https://doi.org/10.1115/1.3662552. Knows nothing of drafts.
 """
 

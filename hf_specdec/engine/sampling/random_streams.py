@@ -80,7 +80,7 @@ class SeparateDraws:
     a seed gives the same numbers again. Other threads must not draw from the global generators meanwhile.
 
     Args:
-        device: whose generator is kept beside the CPU's.
+        device: whose generator is kept next to the CPU's.
     """
 
     def __init__(self, device: torch.device) -> None:

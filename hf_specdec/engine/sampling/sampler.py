@@ -30,7 +30,7 @@ class Sampler:
         generator: draws the row's samples; `None` is the global generator, as in plain decoding.
 
     Attributes:
-        scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where nobody asked.
+        scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where no one asked.
         keeps (`bool`): whether there are any.
         needs_rows (`bool`): whether a token is more than the place of its row's maximum.
         is_watched (`bool`): whether anybody sees which tokens it chooses, or choosing costs nothing.

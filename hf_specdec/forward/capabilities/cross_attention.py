@@ -21,12 +21,12 @@ def reason_against_states(model: PreTrainedModel, states: dict[str, torch.Tensor
     ids = torch.zeros((1, 1), dtype=torch.long, device=compat.input_device(model))
     cache = compat.DynamicCache(config=compat.text_config(model.config))
     (name, given), *_ = states.items()
-    beside = {name: given[:1] if name == "encoder_hidden_states" else (given[:1],)}
+    states = {name: given[:1] if name == "encoder_hidden_states" else (given[:1],)}
     try:
-        outputs = model(input_ids=ids, **beside, use_cache=True, **{compat.CACHE: cache}, return_dict=True)
+        outputs = model(input_ids=ids, **states, use_cache=True, **{compat.CACHE: cache}, return_dict=True)
     except Exception as error:
-        raise ProbeFailed(f"beside {name} it could not be tried: {first_line(error)}") from error
+        raise ProbeFailed(f"next to {name} it could not be tried: {first_line(error)}") from error
     kept = outputs.get(compat.CACHE)
     if isinstance(kept, compat.EncoderDecoderCache) and compat.cached_length(kept) == 1:
         return None
-    return f"its self- and cross-attention share one DynamicCache beside {name}"
+    return f"its self- and cross-attention share one DynamicCache next to {name}"

@@ -153,7 +153,7 @@ class _Sample:
         """A runner that has read the prompt, and the text with its first token."""
         target, text = runner_of(self.model, self.encoder_kwargs, self.prompt, tier)
         if target.tier != tier:
-            raise UnsupportedModelError("its cache holds states beside keys and values")
+            raise UnsupportedModelError("its cache holds states besides keys and values")
         target.prefill()
         text.append(self.coming[0])
         return target, text
@@ -169,14 +169,14 @@ class _Sample:
         self.tolerance.check_states(target.cache.handed_out, self.wanted.cache)
 
     def compare_modules(self) -> None:
-        """Check states that modules keep beside the cache, of fixed shape, where the last token read is the text's."""
+        """Check states that modules keep next to the cache, of fixed shape, where the last token read is the text's."""
         found = [tensor for _, _, tensor in module_tensors(self.model)]
         pairs = [pair for pair in zip(found, self.wanted.kept, strict=False) if pair[0].shape == pair[1].shape]
         self.tolerance.check_states([own for own, _ in pairs], [wanted for _, wanted in pairs], kept_by="modules")
 
 
 def _try_tree(sample: _Sample) -> float:
-    """A tree that grows by one node, a rollback, and a chain; the right nodes are amid wrong ones."""
+    """A tree that grows by one node, a rollback, and a chain; the right nodes are among wrong ones."""
     t, (target, text) = sample.coming, sample.begin("tree")
     builder = TreeBuilder(t[0])
     wrong, right = builder.add(0, t[3]), builder.add(0, t[1])

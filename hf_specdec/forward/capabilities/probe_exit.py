@@ -51,7 +51,7 @@ def _without_resuming(model: PreTrainedModel, layers: int, tier: Tier, reason: s
 
 @torch.no_grad()
 def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resumes: bool) -> None:
-    """Two rounds; in the first of a tree, a branch beside the first one is accepted, so that columns move."""
+    """Two rounds; in the first of a tree, a branch next to the first one is accepted, so that columns move."""
     prompt, t = tokens_of(model, attempt)
     coming = [t[0], t[2], t[3], t[5], t[6]]
     wanted, tolerance = known_text(model, {}, prompt, coming)
@@ -63,11 +63,11 @@ def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resum
     text.append(t[0])
     builder = TreeBuilder(t[0])
     runner.score([builder.build()])
-    beside = [] if tier == "chain" else [builder.add(0, t[1])]
+    others = [] if tier == "chain" else [builder.add(0, t[1])]
     first = builder.add(0, t[2])
     runner.score([builder.build()])
     path = [0, first, builder.add(first, t[3])]
-    for node in beside:
+    for node in others:
         builder.add(node, t[4])
     rows = target.forward([builder.build()])[0]
     tolerance.check_logits(rows[path].float(), wanted.logits[0, :3])

@@ -70,7 +70,7 @@ class TreeAdapter:
 
     Attributes:
         places_mask (`bool`): whether the tree's mask is put in by a hook, because the model's forward takes only 2-D.
-        skips_padding (`bool`): whether tokens that look like padding count differently beside others than alone.
+        skips_padding (`bool`): whether tokens that look like padding count differently next to others than alone.
     """
 
     def __init__(self, before: list[tuple[torch.nn.Module, Replace]], after: list[tuple[torch.nn.Module, Replace]]):
@@ -244,7 +244,7 @@ def _skips_padding(module: Any) -> bool:
 
 
 def _replace_alibi(forward: _Forward, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """A bias that grows with the key's position: the columns' own; and the tree's mask beside it.
+    """A bias that grows with the key's position: the columns' own; and the tree's mask next to it.
 
     It is `(batch * heads, 1, columns)`; where it is `(batch, heads, 1, columns)`, the mask holds a multiple of it too.
     """

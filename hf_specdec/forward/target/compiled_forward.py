@@ -193,7 +193,7 @@ class CompiledForward:
         return kept
 
     def keep_cache(self, cache: StaticSpecCache, part: int = 0) -> None:
-        """Keep a cache that nobody uses any more for the next call, in the place of an earlier one."""
+        """Keep a cache that no one uses any more for the next call, in the place of an earlier one."""
         if self.reason is None and cache.lengths:
             with self._lock:
                 self._kept[part] = cache

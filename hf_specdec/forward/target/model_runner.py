@@ -330,7 +330,7 @@ class ModelRunner(NextForward):
             self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
-        """Feed pending tokens in forwards of their own where they would not fit beside a row's tree."""
+        """Feed pending tokens in forwards of their own where they would not fit next to a row's tree."""
         sizes, most = [tree.num_columns if tree is not None else 0 for tree in trees], self._widths.all[-1]
         while any(0 < self._num_uncached(row) > most - size for row, size in enumerate(sizes)):
             self._feed([self._pending(row)[:most] for row in range(len(self.texts))])

@@ -64,7 +64,7 @@ class NextForward(HiddenStates):
         logits = self.outputs.logits if self._rows else self.outputs.logits[:, -1:]
         if not begins_next or best is None or not self._can_begin(best):
             return read_rows(logits, rows, wanted, best=best)
-        # A CUDA graph writes over what this forward has returned, and torch lets nobody make a view of it from then on.
+        # A CUDA graph writes over what this forward has returned, and torch lets no one make a view of it from then on.
         ids, parts = best.clone(), [logits[row, own] for row, own in enumerate(rows)]
         read = PendingRead(ids)
         self._compute([DraftTree.chain(layout.new_tokens[0], [0]) for layout in self._layouts], ids)
@@ -74,7 +74,7 @@ class NextForward(HiddenStates):
         return [NodeLogits(part, found) for part, found in zip(parts, read_of, strict=True)]
 
     def _can_begin(self, best: torch.Tensor) -> bool:
-        """True if the next forward follows from this one's `best` tokens, nobody's code runs in between and it pays."""
+        """True if the next forward follows from this one's `best` tokens, no one's code runs in between and it pays."""
         plain_text = self.rotary is None and self._drop_length is None and not self.step_inputs().asks_model
         reads_states = self.hidden_layers or self.kwargs.get("output_hidden_states")
         is_one = best.shape[1] == 1 and all(len(layout) == 1 for layout in self._layouts)

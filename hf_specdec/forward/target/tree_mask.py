@@ -104,7 +104,7 @@ class TreeMasks:
     def _form(self, cache: SpecCache) -> tuple[torch.dtype, float]:
         """The dtype of masks, and what those of numbers add where a key is hidden.
 
-        Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made. Not beside
+        Torch's attention makes a mask of numbers from one of booleans, in every layer anew: it gets it made. Not with
         an encoder: T5Gemma2 joins the mask with the encoder's, which is one of booleans.
         """
         if self.implementation == "eager":

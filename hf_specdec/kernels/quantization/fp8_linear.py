@@ -15,7 +15,7 @@ from hf_specdec.kernels.quantization.e4m3 import CODES, MAX_CODE, SHIFT_FACTOR, 
 
 MIN_CAPABILITY = (8, 9)  # of CUDA devices with FP8 matrix multiplication
 PIECE = 1 << 19  # weights widened at once: the bfloat16 piece stays in a core's cache until it is multiplied
-# Inputs are scaled up beside weights that are 2^-120 too small, so that no product is subnormal: 2^60 leaves as much
+# Inputs are scaled up next to weights that are 2^-120 too small, so that no product is subnormal: 2^60 leaves as much
 # room below as above.
 INPUT_FACTOR = 2.0**60
 

@@ -73,7 +73,7 @@ def loading_arguments(
     given = {name: value for name, value in kwargs.items() if value is not None}
     for name in OTHER_NAMES:
         if precision is not None and name in given:
-            raise ConfigError(name, "must be unset beside precision", given[name], "Give only one.")
+            raise ConfigError(name, "must be unset with precision", given[name], "Give only one.")
     _check_parallel(precision, given)
     saved = _saved_config(path, given)
     if saved is not None:
@@ -196,7 +196,7 @@ def _check_parallel(precision: str | None, given: Mapping[str, Any]) -> None:
     if used is None:
         return
     if "device_map" in given:
-        rule = f"must be unset beside {used}, which places every shard itself"
+        rule = f"must be unset with {used}, which places every shard itself"
         raise ConfigError("device_map", rule, given["device_map"], "Give only one of the two.")
     quantised = given.get("quantization_config", precision if precision not in DTYPES else None)
     if quantised is not None:

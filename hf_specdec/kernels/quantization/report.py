@@ -124,7 +124,7 @@ def loaded_weights(model: PreTrainedModel, error: LogitError | None = None) -> L
     """Describes the weights of a loaded model.
 
     Args:
-        error: of `logit_error`, to be shown beside it.
+        error: of `logit_error`, to be shown next to it.
     """
     precision = precision_of(model)
     groups: dict[tuple[str, str], list[int]] = {}

@@ -25,7 +25,7 @@ def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokeni
     except Exception as error:
         raise CheckpointError(
             f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
-            f"{first_line(error)} Put the checkpoint's tokenizer files beside its weights."
+            f"{first_line(error)} Put the checkpoint's tokenizer files besides its weights."
         ) from error
 
 

@@ -192,7 +192,7 @@ class AutoDrafter(RoundDrafter):
         cost = self._cost.of_node
         if self._value(search, found) <= 0.0:  # then the window alone makes the forward a wide one
             cost += self._cost.of_draft / self.window.num_columns
-        return tree.with_extra(self.window.beside(self.index.tokens, cost))
+        return tree.with_extra(self.window.extra_tokens(self.index.tokens, cost))
 
     def _value(self, search: AnySearch, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""

@@ -71,8 +71,8 @@ class MemoryFile:
         """
         check_path("path", path, "a file to write")
         content = save({name: tensor.contiguous() for name, tensor in self.tensors.items()}, self.metadata)
-        with replacing(path) as beside:
-            beside.write_bytes(content)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:

@@ -42,7 +42,7 @@ class AutoWindow:
         """Tokens of a full window besides the root."""
         return self.size * (self.ngram_size - 1) - 1
 
-    def beside(self, text: Sequence[int], min_gain: float) -> ExtraTokens | None:
+    def extra_tokens(self, text: Sequence[int], min_gain: float) -> ExtraTokens | None:
         """The window for the next forward; `None` where it is not worth its columns.
 
         Args:

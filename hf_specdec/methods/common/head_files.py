@@ -168,11 +168,11 @@ def write_head(
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     whole = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    with saving_tensors(target / WEIGHTS[0]), replacing(target / WEIGHTS[0]) as beside:
-        save_file(whole, beside, metadata={"format": "pt"})
-    with replacing(target / CONFIG) as beside:
+    with saving_tensors(target / WEIGHTS[0]), replacing(target / WEIGHTS[0]) as temporary:
+        save_file(whole, temporary, metadata={"format": "pt"})
+    with replacing(target / CONFIG) as temporary:
         named = {**values, "dtype": str(head.dtype).removeprefix("torch.")}
-        beside.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
+        temporary.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
 
 
 def layer_values(config: PretrainedConfig) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def save_head(head: DFlashHead, folder: str | os.PathLike[str], *, num_target_la
     if mask is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         place = Path(folder) / MASK_EMBEDDING
-        with saving_tensors(place), replacing(place) as beside:
-            torch.save({"mask_token_id": head.mask_token_id, "embedding": mask.detach().cpu().contiguous()}, beside)
+        with saving_tensors(place), replacing(place) as temporary:
+            torch.save({"mask_token_id": head.mask_token_id, "embedding": mask.detach().cpu().contiguous()}, temporary)
     write_head(folder, head, {"num_target_layers": num_target_layers, **values}, weights)
 
 

@@ -77,7 +77,7 @@ class MtpFamily:
 NUMBERED_FAMILY = MtpFamily(keys=NUMBERED, counted=NUMBERED)
 FINAL_NORM = {r"\.final_layernorm\.": ".post_norm."}
 NUMBERED_FINAL_NORM = dataclasses.replace(NUMBERED_FAMILY, names=FINAL_NORM)
-# `mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` beside the blocks
+# `mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` besides the blocks
 ONE_NECK = MtpFamily(keys=r"^mtp\.", counted=BELOW_MTP)
 
 FAMILIES: Mapping[str, MtpFamily] = {

@@ -104,7 +104,7 @@ class _Blocks(nn.ModuleList):
 
 
 class _FirstHalf(nn.Module):
-    """The first attention and dense network of a layer that has two, and experts beside them."""
+    """The first attention and dense network of a layer that has two, and experts besides them."""
 
     def __init__(self, layer: Any, place: int) -> None:
         super().__init__()

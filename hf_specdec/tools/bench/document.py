@@ -93,8 +93,8 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
     """
     check_path("path", path, "a file to write")
     text = "".join(f"{json.dumps(line)}\n" for line in _lines(document)) if _is_lines(path) else None
-    with replacing(path) as beside:
-        beside.write_text(text or json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(text or json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def check_document_file(field: str, path: str | os.PathLike[str]) -> None:

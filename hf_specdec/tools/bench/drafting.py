@@ -1,4 +1,4 @@
-"""Cost of drafting a step on the host: prompt lookup as the context grows, and `auto` beside a model's forwards.
+"""Cost of drafting a step on the host: prompt lookup as the context grows, and `auto` next to a model's forwards.
 
 The context of prompt lookup is made up: tokens by Zipf's law, with passages copied from before, as in text. `auto`
 decodes real prompts with fixed numbers of nodes, since it drafts from the model's logits.

@@ -5,7 +5,7 @@
     python -m hf_specdec.tools.bench.gpu --output tiny.json --shape tiny       # tries the same on a CPU
 
 The embedded target is widened to each shape, so text and acceptance are real and the cost is that of the shape. Writes
-one JSON document, and its tables as Markdown beside it, after each row.
+one JSON document, and its tables as Markdown next to it, after each row.
 """
 
 import gc
@@ -110,7 +110,7 @@ def _check_compile_options(chosen: Selection) -> None:
         return
     options = dict(chosen.compile_options)
     if chosen.compile_mode:
-        raise ConfigError("compile_option", "must be left out beside a mode", options, "A mode is a set of options.")
+        raise ConfigError("compile_option", "must be left out next to a mode", options, "A mode is a set of options.")
     try:
         torch.compile(run_tests, options=options)  # compiles nothing before it is called
     except (RuntimeError, AttributeError) as error:
@@ -292,7 +292,7 @@ def _read_option(text: str) -> tuple[str, Any]:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="The JSON document; its tables go beside it, as .md.")],
+    output: Annotated[Path, typer.Option(help="The JSON document; its tables go next to it, as .md.")],
     shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
     tests: Annotated[Path | None, typer.Option(help="Also run this folder's tests marked gpu.")] = None,
     device: Annotated[str | None, typer.Option(help="Default: the accelerator, or the CPU.")] = None,

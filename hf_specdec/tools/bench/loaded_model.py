@@ -174,7 +174,7 @@ def _check_placement(
     for name, value in {"device": device, "widen": widen_to}.items():
         if value is not None:
             remedy = "A placement is for checkpoints on disk." if name == "widen" else "Give only one of them."
-            raise ConfigError(name, "must be left out beside a device map", value, remedy)
+            raise ConfigError(name, "must be left out next to a device map", value, remedy)
 
 
 def _head(path: str, model: PreTrainedModel) -> DraftHead:

@@ -31,7 +31,7 @@ class PeakMemory:
             self._can_reset = False
 
     def stop(self) -> int | None:
-        """Bytes at the peak since `start`; `None` where nobody counts."""
+        """Bytes at the peak since `start`; `None` where no one counts."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return _high_water_mark() if self.device.type == "cpu" and self._can_reset else None

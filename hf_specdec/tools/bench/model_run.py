@@ -1,6 +1,6 @@
 """One model's share of a run: its rows on a prompt in turn, kept in the model's entry of the document.
 
-The rows begin with another one for each prompt and round, and are compared only with the reference beside them. Every
+The rows begin with another one for each prompt and round, and are compared only with the reference besides them. Every
 row has a memory of its own that is empty when a round begins, so that no call can draft from an answer to the same
 prompt. Knows nothing about other models.
 """
@@ -32,7 +32,7 @@ class ModelRun:
         rows: the reference first; those that an earlier run left out are left out again.
         prompts: those that the model has no positions for are left out.
         entry: the model's entry in the document, perhaps from an earlier run.
-        against: rows that all are compared with, beside the reference.
+        against: rows that all are compared with, next to the reference.
         method_state: what every row remembers when a round begins; nothing by default.
     """
 

@@ -15,7 +15,7 @@ from hf_specdec.tools.bench.token_recycling import TOKEN_RECYCLING
 
 COMPARISONS: Mapping[str, Method] = MappingProxyType({TOKEN_RECYCLING.name: TOKEN_RECYCLING})
 KEYS = re.compile(r"([\w+]+):(.*)", re.DOTALL)
-COMPANIONS = ("draft_model", "head")  # what a row may have beside what the method has of its own
+COMPANIONS = ("draft_model", "head")  # what a row may have next to what the method has of its own
 
 
 def is_comparison(method: Method) -> bool:
@@ -35,7 +35,7 @@ def method_called(name: str) -> Method:
 
 
 def split_companion(name: str) -> tuple[str, str | None]:
-    """A method's name, and what it is to have beside what it has of its own: `"draft_model"`, `"head"` or nothing."""
+    """A method's name, and what it is to have next to what it has of its own: `"draft_model"`, `"head"` or nothing."""
     method, _, companion = name.partition("+")
     return (method, companion) if companion in COMPANIONS else (name, None)
 

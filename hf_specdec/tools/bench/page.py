@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 
 def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
-    """Write a page, and its figures as SVG into a folder beside it that has the page's name without the suffix.
+    """Write a page, and its figures as SVG into a folder next to it that has the page's name without the suffix.
 
     Returns:
         The files, the page first.
@@ -28,8 +28,8 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
     page = Path(path)
     page.parent.mkdir(parents=True, exist_ok=True)
     figures = plot_document(document, page.with_suffix(""), formats=("svg",)) if has_figures(document) else []
-    with replacing(page) as beside:
-        beside.write_text(page_text(document, [figure.relative_to(page.parent) for figure in figures]), "utf-8")
+    with replacing(page) as temporary:
+        temporary.write_text(page_text(document, [figure.relative_to(page.parent) for figure in figures]), "utf-8")
     return [page, *figures]
 
 

@@ -34,9 +34,9 @@ class Bench:
         models (`Sequence[LoadedModel]`): the models, all on the same device.
         prompts (`Sequence[Prompt]`): what is continued.
         settings (`BenchSettings`): how it is measured.
-        rows (`Iterable[str | Row]`, *optional*): rows beside the reference, or their names; by default all that a model
-            allows.
-        against (`Sequence[str]`, *optional*): names of rows that all others are compared with, beside the reference and
+        rows (`Iterable[str | Row]`, *optional*): rows apart from the reference, or their names; by default all that a
+            model allows.
+        against (`Sequence[str]`, *optional*): names of rows that all others are compared with, besides the reference and
             transformers' own rows.
         document (`dict`, *optional*): an earlier document to continue; it must come from the same settings on the same
             hardware.

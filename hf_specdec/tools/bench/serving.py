@@ -48,7 +48,7 @@ class Server:
 
     Attributes:
         port (`int`): of this machine.
-        fields: of every request's body, beside the prompt and the number of tokens.
+        fields: of every request's body, next to the prompt and the number of tokens.
     """
 
     name: str

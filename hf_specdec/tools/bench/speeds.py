@@ -131,7 +131,7 @@ def speed_notes(document: Document) -> list[str]:
     several = len(document["models"]) > 1
     peak_memory = document["models"][0]["peak_memory"]
     lines = [
-        f"Tasks and overall: tokens a second over those of {REFERENCE!r} beside it, median over prompts; 95 %: "
+        f"Tasks and overall: tokens a second over those of {REFERENCE!r} next to it, median over prompts; 95 %: "
         f"bootstrap interval of overall. Equal: share of prompts with the tokens of {REFERENCE!r}.",
         "By CPU time: the same as overall, from the processor time of the process; the two agree on a quiet machine. "
         "Tokens a step: mean acceptance length, from the target's forwards after the prompt's. First token: median. "

@@ -35,7 +35,7 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
 def mean_acceptance_length(watched: Sequence[Record]) -> float:
     """Tokens a verify step: what the target's forwards after the prompt's led to, over their number.
 
-    Of batches, whose tokens nobody watches, the mean of what the rows themselves count.
+    Of batches, whose tokens no one watches, the mean of what the rows themselves count.
     """
     steps = _after_the_prompt(watched, "blocks")
     counted = [record["mean_acceptance_length"] for record in watched if "mean_acceptance_length" in record]
@@ -50,7 +50,7 @@ def acceptance_by_position(watched: Iterable[Record]) -> list[float]:
 
 
 def reliability(points: Iterable[Sequence[float]]) -> list[dict[str, float]]:
-    """Predicted probability beside the share that was accepted, in ten equal bins; empty bins are left out.
+    """Predicted probability next to the share that was accepted, in ten equal bins; empty bins are left out.
 
     Args:
         points: mean prediction, share accepted and count of drafted tokens, from any number of calls.
@@ -79,7 +79,7 @@ def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterab
 
     Args:
         records: of calls, watched and timed.
-        against: rows that all are compared with, beside the reference and transformers' own.
+        against: rows that all are compared with, next to the reference and transformers' own.
     """
     described = list(rows)
     named = set(against)
@@ -119,7 +119,7 @@ def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], 
 
 
 def _drafted_per_step(watched: Sequence[Record]) -> float:
-    """Tokens that a verify step computed beside the current one, the prompt's forward left out."""
+    """Tokens that a verify step computed besides the current one, the prompt's forward left out."""
     return _mean(_after_the_prompt(watched, "drafted"), 0.0)
 
 

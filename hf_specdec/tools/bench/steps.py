@@ -64,7 +64,7 @@ def step_rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
 def measure_steps(
     loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64, save: Save | None = None
 ) -> Document:
-    """Measure the cost of a step beside the forward.
+    """Measure the cost of a step besides the forward.
 
     Args:
         save (*optional*): gets the document so far after each row.

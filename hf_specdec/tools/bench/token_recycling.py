@@ -1,4 +1,4 @@
-"""Token Recycling, written from its paper and its authors' program, to be measured beside this package's methods.
+"""Token Recycling, written from its paper and its authors' program, to be measured next to this package's methods.
 
 An adjacency matrix holds, for every token of the vocabulary, the eight tokens that the target last thought likeliest
 to come after it. A static tree of 80 nodes is filled from it, breadth first, and every verified node, kept or rejected,

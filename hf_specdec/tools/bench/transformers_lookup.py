@@ -1,4 +1,4 @@
-"""transformers' own prompt lookup as a drafter, to replay and time it beside ours.
+"""transformers' own prompt lookup as a drafter, to replay and time it next to ours.
 
 Every draft comes from transformers' `PromptLookupCandidateGenerator`; nothing of its rule is written here. Knows
 nothing about models.

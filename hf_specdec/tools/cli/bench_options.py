@@ -70,7 +70,7 @@ class RunOptions:
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What to measure beside generate: a method ({', '.join(METHODS)}), a method with its configuration "
+            help=f"What to measure next to generate: a method ({', '.join(METHODS)}), a method with its configuration "
             "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, token_recycling, transformers:prompt_lookup, "
             "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default."
         ),
@@ -80,7 +80,7 @@ class RunOptions:
     draft_model_config: options.DraftModelForm = None
     against: Annotated[
         list[str] | None,
-        typer.Option(help="A row that the others are compared with, task by task, beside generate; repeat for more."),
+        typer.Option(help="A row that the others are compared with, task by task, next to generate; repeat for more."),
     ] = None
     max_new_tokens: options.MaxNewTokens = 128
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one that warms up.")] = 3
@@ -149,7 +149,7 @@ class KindOptions:
         bool, typer.Option("--drafting", help="Measure what drafting costs a step on the host, instead.")
     ] = False
     steps: Annotated[
-        bool, typer.Option("--steps", help="Measure what a step costs beside the forward: operations, reads, drafting.")
+        bool, typer.Option("--steps", help="Measure the cost of a step besides the forward: operations, reads, drafts.")
     ] = False
     show: Annotated[Path | None, typer.Option(help="Measure nothing; print or plot this document.")] = None
 
@@ -180,7 +180,7 @@ class OutputOptions:
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this folder, as PNG and SVG.")] = None
     page: Annotated[
         Path | None,
-        typer.Option(help="Write a page of Markdown with the tables, and its figures into a folder beside it."),
+        typer.Option(help="Write a page of Markdown with the tables, and its figures into a folder next to it."),
     ] = None
 
     def check(self, kind: str) -> None:

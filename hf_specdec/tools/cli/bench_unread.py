@@ -19,7 +19,7 @@ READ = {
     "drafting": (*TARGET, *PROMPTS, "context_length"),
     "steps": (*TARGET, "draft_model", "draft_dtype", *PROMPTS),
     "show": ("against",),
-}  # by what is asked for, beside its own option and those of the output; speeds read all but `NOT_OF_SPEEDS`
+}  # by what is asked for, next to its own option and those of the output; speeds read all but `NOT_OF_SPEEDS`
 NOT_OF_SPEEDS = ("context_length",)
 
 

@@ -1,4 +1,4 @@
-"""`generate --compare`: a method beside plain `generate` and transformers' own, measured by the bench.
+"""`generate --compare`: a method next to plain `generate` and transformers' own, measured by the bench.
 
 Each round begins with what the model remembered before, so that no call can draft from its own answer.
 """

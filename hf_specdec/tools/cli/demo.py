@@ -1,4 +1,4 @@
-"""`hf-specdec demo`: a page that shows speculation beside plain generate."""
+"""`hf-specdec demo`: a page that shows speculation next to plain generate."""
 
 import copy
 import importlib
@@ -75,7 +75,7 @@ def demo(
     target = loaded.model
     draft, foreign = None, None
     if model is None or draft_model is not None:
-        draft = load_draft(draft_model, draft_dtype or dtype, None, loaded.where.beside(target))
+        draft = load_draft(draft_model, draft_dtype or dtype, None, loaded.where.device_of_draft(target))
         foreign = draft_tokenizers(draft, draft_model, loaded.tokenizer).get("assistant_tokenizer")
     if widen_to is not None:
         large = _widened(target, widen_to)

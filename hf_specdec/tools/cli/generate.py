@@ -62,7 +62,7 @@ def generate(
         bool,
         typer.Option(
             "--compare",
-            help="Set the method beside plain generate and transformers' own: its prompt lookup, or its assisted "
+            help="Set the method next to plain generate and transformers' own: its prompt lookup, or its assisted "
             "generation for a draft model.",
         ),
     ] = False,

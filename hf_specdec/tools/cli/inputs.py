@@ -88,7 +88,7 @@ def load_draft(
     """The draft model, enabled and placed. Without a device list it goes to `device`.
 
     Without a path it is the embedded one that `method` needs: the head or the draft model. A head stays where it is
-    loaded; `generate` puts it beside the target.
+    loaded; `generate` puts it next to the target.
     """
     own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
     path = draft_model if draft_model is not None else embedded.path(own)

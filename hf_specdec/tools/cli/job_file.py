@@ -130,8 +130,8 @@ class JobFile:
         lines = [found[index] for index in sorted(found)]
         content = b"".join(map(_encoded, lines))
         if content != self.path.read_bytes():
-            with replacing(self.path) as beside:
-                beside.write_bytes(content)
+            with replacing(self.path) as temporary:
+                temporary.write_bytes(content)
         return lines
 
     @contextlib.contextmanager

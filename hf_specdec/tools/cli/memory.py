@@ -34,7 +34,7 @@ class MemoryOnDisk:
         self._seen = self._state()
 
     def save(self, memory: hf_specdec.SpecMemory) -> None:
-        """Put `memory` in the file; what another command has put there meanwhile is kept beside it."""
+        """Put `memory` in the file; what another command has put there meanwhile is kept next to it."""
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             lock(folder, waits=True)  # the folder's, since the file itself is replaced

@@ -229,7 +229,7 @@ class MethodOptions:
         return any(getattr(self, name) is not None for name in ("spec_config", *LIST_FORMS))
 
     def arguments(self, method: str | None, config: SpecConfig | None, dtype: str, target: Loaded) -> dict[str, Any]:
-        """Keyword arguments of `generate` for what `read` gave, a draft model loaded beside the target among them.
+        """Keyword arguments of `generate` for what `read` gave, a draft model loaded next to the target among them.
 
         A draft model with a tokenizer of its own brings it, as `assistant_tokenizer`, and the target's.
         """
@@ -237,9 +237,9 @@ class MethodOptions:
             return {}
         how: dict[str, Any] = {"spec_method": method, "spec_config": config}
         if loads_draft(method, config, self.draft_model):
-            beside = target.where.beside(target.model)
+            device_of_draft = target.where.device_of_draft(target.model)
             draft = load_draft(
-                self.draft_model, self.draft_dtype or dtype, config, beside, method=method, target=target.model
+                self.draft_model, self.draft_dtype or dtype, config, device_of_draft, method=method, target=target.model
             )
             if resolve(method).needs_draft_head and not isinstance(draft, DraftHead):
                 rule, remedy = (

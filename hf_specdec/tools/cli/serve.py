@@ -61,7 +61,7 @@ class QueueOptions:
     memory: Annotated[
         str,
         typer.Option(
-            help="Which earlier texts methods draft from: none beside the request's own (request), those of the same "
+            help="Which earlier texts methods draft from: none next to the request's own (request), those of the same "
             "API key (key), or those of all clients (shared)."
         ),
     ] = "request"

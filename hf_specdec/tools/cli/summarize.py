@@ -137,7 +137,7 @@ def summarize(
     """
     method, config = choice.read(model, engine=engine, memory=spec_memory)
     if method is None or config is None:
-        raise ConfigError("--spec-method", "must be a method", "none", "Plain generation runs beside every one.")
+        raise ConfigError("--spec-method", "must be a method", "none", "Plain generation runs next to every one.")
     drawn = sampling.read()
     check_seed(seed)
     texts, kept = articles.read(), open_memory(spec_memory)

@@ -36,7 +36,7 @@ class Where:
     tensor_parallel: bool = False
     device: torch.device | None = None
 
-    def beside(self, target: PreTrainedModel) -> torch.device | None:
+    def device_of_draft(self, target: PreTrainedModel) -> torch.device | None:
         """Device of a draft without a device list; `None` leaves it to the machine."""
         return target.device if self.tensor_parallel else self.device
 
@@ -88,7 +88,7 @@ def read_where(
     if device_map is None:
         return Where(placement(config, "target", device), device=device)
     if listed is not None:
-        raise ConfigError("--device-map", "must be left out beside a device list", device_map, "Give only one.")
+        raise ConfigError("--device-map", "must be left out next to a device list", device_map, "Give only one.")
     if device is not None:
         rule = "must be left out where several processes share a job"
         raise ConfigError("--device-map", rule, device_map, "Each process takes a device of its own.")

@@ -289,7 +289,7 @@ def _last_number(lane: Lane | None) -> int:
 
 
 def _moved(offset: int, race: Race | None, label: str | None, number: float) -> float:
-    """The number of the step beside this one; the first and the last have no further neighbour."""
+    """The number of the step next to this one; the first and the last have no further neighbour."""
     lane = _lane(race, label)
     return min(max(1, int(number) + offset), len(lane.steps)) if lane is not None and lane.steps else 1
 

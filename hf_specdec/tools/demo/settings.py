@@ -19,7 +19,7 @@ METHOD_LABELS: Mapping[str, str] = MappingProxyType(
 )
 WITH_DRAFT = ("draft_model", "auto+draft_model")
 MAX_METHODS = 3
-NUM_TOKENS = 96  # of a lane, where nobody says how many
+NUM_TOKENS = 96  # of a lane, where no one says how many
 MAX_POOL_TOKENS, MAX_RECYCLED = 50_000, 16_384  # bounds of one visitor's memory
 LEAST_TEMPERATURE, MAX_TEMPERATURE, MAX_SEED = 0.01, 2.0, 2**31 - 1
 
@@ -43,7 +43,7 @@ class Limits:
 
     @property
     def usual_tokens(self) -> int:
-        """Tokens of a lane where nobody says how many."""
+        """Tokens of a lane where no one says how many."""
         return min(NUM_TOKENS, self.max_new_tokens)
 
 

@@ -68,12 +68,12 @@ class Answer:
 
     def send(self, token_ids: list[int] | None) -> None:
         """From the engine's thread: new tokens, or `None` at the end."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the loop has closed: no one listens
             self._loop.call_soon_threadsafe(self._queue.put_nowait, token_ids)
 
 
 class _Feed:
-    """A stopping criterion: sees every token as it is decided, and ends what nobody waits for."""
+    """A stopping criterion: sees every token as it is decided, and ends what no one waits for."""
 
     row_safe = True
 

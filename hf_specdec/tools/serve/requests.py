@@ -45,7 +45,7 @@ class RequestReader:
         draft_model: for methods that take one.
         draft_tokenizer: its own, where that is not the target's.
         max_new_tokens (`int`): of a request that does not say how many it wants.
-        memory (`str`): what methods draft from beside the request's own text: `"request"` for nothing, `"key"` for
+        memory (`str`): what methods draft from next to the request's own text: `"request"` for nothing, `"key"` for
             earlier requests of the same API key, `"shared"` for those of all.
     """
 

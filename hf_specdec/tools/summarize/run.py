@@ -103,7 +103,7 @@ class Summarizer:
         return chat_text(self.tokenizer, [{"role": "user", "content": asked}])
 
     def _shortened(self, text: str) -> str:
-        """As much of an article as was asked for, and as the model has positions for beside request and summary.
+        """As much of an article as was asked for, and as the model has positions for next to request and summary.
 
         Raises:
             ConfigError: it has none.

@@ -22,7 +22,7 @@ def checked_config(
     out: str | os.PathLike[str],
     config: AnyTraining | None,
 ) -> AnyTraining:
-    """The settings, by default those of `config_class`, beside arguments of the right types.
+    """The settings, by default those of `config_class`, next to arguments of the right types.
 
     Raises:
         ConfigError: names the argument that is not.

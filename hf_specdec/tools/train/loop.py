@@ -97,7 +97,7 @@ def write_texts(
     """
     wanted, positions = max(config.prompt_lengths) + config.new_tokens, position_limit(target)
     if positions is not None and wanted > positions:
-        rule = f"must fit the target's {positions} positions beside prompt_tokens {max(config.prompt_lengths)}"
+        rule = f"must fit the target's {positions} positions next to prompt_tokens {max(config.prompt_lengths)}"
         raise ConfigError("new_tokens", rule, config.new_tokens, "Use fewer of either.")
     starts = {
         length: [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, length, config)
@@ -220,8 +220,8 @@ class TrainingLoop:
             "best": [dataclasses.asdict(found) for found in self.best],
             "losses": self.losses,
         }
-        with whole(self._state_file) as beside:
-            torch.save(state, beside)
+        with whole(self._state_file) as temporary:
+            torch.save(state, temporary)
 
     def _resume(self) -> None:
         if not self._state_file.exists():

@@ -105,8 +105,8 @@ def write_shard(
         "real": shard.real,
     }
     about = {"num_prompt_tokens": str(shard.num_prompt_tokens), "temperature": str(temperature)}
-    with whole(path) as beside:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, beside, metadata=about)
+    with whole(path) as temporary:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata=about)
 
 
 def read_shard(folder: Path, index: int) -> Shard:

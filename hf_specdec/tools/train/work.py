@@ -81,20 +81,20 @@ def _naming(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file of tensors beside `path` that takes its place when the block ends; a killed one is written over.
+    """A file of tensors next to `path` that takes its place when the block ends; a killed one is written over.
 
     Raises:
         OSError: names `path`: it cannot be written, as on a full disk. Nothing of it stays.
     """
-    beside = path.with_suffix(".partial")
+    temporary = path.with_suffix(".partial")
     try:
         with saving_tensors(path):
-            yield beside
-        with beside.open("rb") as file:
+            yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def settings_of(
@@ -132,8 +132,8 @@ def begin(work: Path, settings: Settings) -> None:
     """
     file = work / "settings.json"
     if not file.exists():
-        with replacing(file) as beside:
-            beside.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         return
     try:
         old = {"kind": settings.get("kind"), **json.loads(file.read_text("utf-8"))}  # it may name no kind

@@ -1,7 +1,7 @@
 """Sampling with drawn drafts: every token comes as often as the target alone would choose it.
 
 Seeds are fixed, so the tests do not flicker; by chance, a right implementation would fail a comparison for one seed in
-a million (`critical_value`). Wrong rules, tested beside the right one, exceed that bound many times over.
+a million (`critical_value`). Wrong rules, tested next to the right one, exceed that bound many times over.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`SpecMemory` in a file: what is loaded drafts what was saved, a damaged file is an error, saving harms nobody."""
+"""`SpecMemory` in a file: what is loaded drafts what was saved, a damaged file is an error, saving harms no one."""
 
 import json
 import struct

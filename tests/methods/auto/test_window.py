@@ -1,4 +1,4 @@
-"""Lookahead's window beside auto: there while it pays, tried now and then, its n-grams the target's own."""
+"""Lookahead's window next to auto: there while it pays, tried now and then, its n-grams the target's own."""
 
 import math
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def drafter_of(
 
 
 def presence(window: AutoWindow, price: float, steps: int) -> list[bool]:
-    return [window.beside([1, 2, 3], price) is not None for _ in range(steps)]
+    return [window.extra_tokens([1, 2, 3], price) is not None for _ in range(steps)]
 
 
 def test_a_window_is_there_where_it_adds_as_much_as_its_columns_cost() -> None:
@@ -76,7 +76,7 @@ def test_where_it_added_nothing_it_goes_and_is_tried_again_for_a_while() -> None
     adaptive_weights = AdaptiveWeights()
     window = AutoWindow(5, 4, adaptive_weights)
     price = 0.1 * INITIAL_WINDOW_GAIN / 14
-    while window.beside([1, 2, 3], price) is not None:
+    while window.extra_tokens([1, 2, 3], price) is not None:
         adaptive_weights.window_gained(0.0)
     there = presence(window, price, 3 * (RETRY + TRIAL))
     assert sum(there) == 3 * TRIAL
@@ -97,7 +97,7 @@ def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
     window = AutoWindow(4, 3, AdaptiveWeights())
     text, grown = [1, 2, 3], []
     for _ in range(6):
-        extra = window.beside(text, 0.001)
+        extra = window.extra_tokens(text, 0.001)
         assert extra is not None
         grown.append(len(extra))
         tree = DraftTree.chain(text[-1], [9, 8]).with_extra(extra)
@@ -115,9 +115,9 @@ def test_it_keeps_what_the_target_says_behind_its_columns() -> None:
 def test_a_step_without_a_window_leaves_it_as_it_is() -> None:
     window = AutoWindow(4, 3, AdaptiveWeights())
     window.observe(DraftTree.chain(3), NodeLogits(torch.zeros(1, VOCAB)))
-    assert window.beside([1, 2, 3], 0.001) is not None
+    assert window.extra_tokens([1, 2, 3], 0.001) is not None
     window.observe(DraftTree.chain(3), NodeLogits(torch.zeros(1, VOCAB)))
-    extra = window.beside([1, 2, 3, 4], 0.001)
+    extra = window.extra_tokens([1, 2, 3, 4], 0.001)
     assert extra is not None
     assert len(extra) == 3
     assert not len(window.found)

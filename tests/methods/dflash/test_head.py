@@ -174,7 +174,7 @@ def test_a_head_is_saved_as_it_was_published(name: str, tmp_path: Path) -> None:
 
 
 def as_authors(source: Path, folder: Path, *, architecture: str, nested: bool) -> None:
-    """The same head in the flat form, its own fields beside the layers' or in a `dflash_config`."""
+    """The same head in the flat form, its own fields next to the layers' or in a `dflash_config`."""
     values = json.loads((source / "config.json").read_text())
     names = ("mask_token_id", "block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
     own = {name: values[name] for name in (*names, "markov_rank", "markov_head_type") if name in values}

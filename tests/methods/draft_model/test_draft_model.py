@@ -165,7 +165,7 @@ def test_the_first_branch_comes_first() -> None:
 
 @pytest.mark.parametrize("use_logits", [False, True])
 def test_a_draft_that_cannot_score_siblings_still_offers_them(use_logits: bool) -> None:
-    """Requests are chains (`TableScorer` checks it); the nodes beside them were not scored."""
+    """Requests are chains (`TableScorer` checks it); the nodes besides them were not scored."""
     fields: dict[str, Any] = {"logits_processor": lambda ids, row: row} if use_logits else {}
     drafter = drafter_of(
         random_table(6, SIZE),

@@ -79,7 +79,7 @@ def test_a_warp_sees_the_text_up_to_the_node() -> None:
 
 @pytest.mark.parametrize("use_logits", [True, False])
 def test_nodes_of_one_depth_are_processed_at_once(use_logits: bool) -> None:
-    """Each beside its own text, as if it were alone; the likeliest nodes of one forward are of several depths."""
+    """Each next to its own text, as if it were alone; the likeliest nodes of one forward are of several depths."""
     seen: list[list[list[int]]] = []
 
     def at_once(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Lookahead's configuration, pool and drafter do what the paper says, and touch nobody's random numbers."""
+"""Lookahead's configuration, pool and drafter do what the paper says, and touch no one's random numbers."""
 
 import random
 from collections.abc import Sequence

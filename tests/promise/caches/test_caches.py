@@ -223,7 +223,7 @@ def test_a_cache_of_layers_we_do_not_know_is_served_or_refused(model: Any, draft
 @pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
 @pytest.mark.parametrize("whose", ["plain", "ours", "empty"])
 def test_a_cache_class_of_the_models_own_file_is_continued(draft: Draft, whose: str) -> None:
-    """MiniMax keeps its recurrent states in a subclass of `DynamicCache`, beside the layers."""
+    """MiniMax keeps its recurrent states in a subclass of `DynamicCache`, next to the layers."""
     model = hf_specdec.enable(varied("minimax", "causal"))
     method = {"plain": {}, "ours": {"spec_method": "prompt_lookup"}, "empty": {}}[whose]
     generate = speculative if method else plain

@@ -89,7 +89,7 @@ def model(request: pytest.FixtureRequest, built: dict[str, Any]) -> Any:
 
 
 def seen(model: Any, batch: int = 1, *, padded: bool = False) -> dict[str, Any]:
-    """Prompts and what is seen beside them, other images or states for each row."""
+    """Prompts and what is seen besides them, other images or states for each row."""
     ids = torch.cat([PROMPT.roll(row, 1) for row in range(batch)])
     mask = torch.ones_like(ids)
     if padded:
@@ -97,10 +97,10 @@ def seen(model: Any, batch: int = 1, *, padded: bool = False) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
     if model.config.model_type != "mllama":
         states = torch.randn(batch, NUM_STATES, 32, generator=generator)
-        beside = {"encoder_hidden_states": states}
+        temporary = {"encoder_hidden_states": states}
         if model.config.model_type == "whisper":
-            beside = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
-        return {"input_ids": ids, "attention_mask": mask, **beside}
+            temporary = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+        return {"input_ids": ids, "attention_mask": mask, **temporary}
     ids[:, 4] = IMAGE
     return {
         "input_ids": ids,
@@ -191,7 +191,7 @@ def test_first_layers_draft_beside_images_and_are_refused_beside_states(model: A
         drafts["spec_config"]["exit_layer"] = 2
         assert speculative(model, **how, **drafts).tolist() == plain(model, **how).tolist()
         return
-    with pytest.raises(hf_specdec.ConfigError, match="`exit_layer` must be unset beside encoder_"):
+    with pytest.raises(hf_specdec.ConfigError, match="`exit_layer` must be unset with encoder_"):
         speculative(model, **how, **drafts)
 
 

@@ -68,7 +68,7 @@ def methods(pair: tuple[Any, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_drafts_are_longer_where_weights_are_brought_in_for_each_forward(folder: Path, tmp_path: Path) -> None:
-    """A token more in such a forward, and a forward of a draft in memory, cost little beside it."""
+    """A token more in such a forward, and a forward of a draft in memory, cost little next to it."""
     load, outputs, factors = hf_specdec.AutoModelForCausalLM.from_pretrained, [], []
     draft = load(folder / "draft")
     half = dict.fromkeys(PARTS, "cpu") | {"model.layers.1": "disk", "model.layers.2": "disk", "lm_head": "cpu"}

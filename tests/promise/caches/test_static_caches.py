@@ -315,7 +315,7 @@ def test_what_is_returned_of_every_token_is_the_same(model: Any, draft: Draft) -
 
 
 class Talkative(PlainDrafter):
-    """Computes more tokens beside its root than it announced."""
+    """Computes more tokens next to its root than it announced."""
 
     max_extra_tokens = 1
 

@@ -75,7 +75,7 @@ def test_a_drafter_serves_two_calls_in_a_row(zoo: Callable[[str], Any]) -> None:
         assert ours.ids == run(zoo("llama"), plain, dict).ids
 
 
-@pytest.mark.parametrize("ids", [None, PROMPT], ids=["alone", "beside ids"])
+@pytest.mark.parametrize("ids", [None, PROMPT], ids=["alone", "next to ids"])
 def test_what_that_loop_cannot_do_is_said(model: Any, ids: Any) -> None:
     """The error names the engine or transformers' own limit, and the model stays usable; a default steps aside."""
     call = {"inputs_embeds": model.get_input_embeddings()(PROMPT.flip(1)).detach(), "max_new_tokens": 4}

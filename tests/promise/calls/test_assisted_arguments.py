@@ -1,4 +1,4 @@
-"""transformers' arguments of assisted generation beside a method: taken over, or refused with what takes them."""
+"""transformers' arguments of assisted generation next to a method: taken over, or refused with what takes them."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str, route
 
 
 def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
-    """Its `generate` hands a custom method 20 tokens and a threshold of 0.4 where nobody has asked for them."""
+    """Its `generate` hands a custom method 20 tokens and a threshold of 0.4 where no one has asked for them."""
     by_draft = {"spec_method": "draft_model", "assistant_model": build(FAMILIES["llama"])}
     assert lengths(model, decode, **by_draft, assistant_confidence_threshold=0.0) == {DraftModelConfig().draft_len}
 

@@ -69,7 +69,7 @@ def test_a_default_of_a_draft_model_leaves_its_drafts_to_transformers(engine: st
 @pytest.mark.parametrize("mode", HONOURED_BY_PLAIN)
 @pytest.mark.parametrize("method", ["draft_model", "auto", "prompt_lookup"])
 def test_a_default_that_steps_aside_takes_what_it_drafts_with_along(model: Any, method: str, mode: str) -> None:
-    """transformers' assisted generation, which nobody asked for, refuses these modes too."""
+    """transformers' assisted generation, which no one asked for, refuses these modes too."""
     settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, **MODES[mode]}
     expected = ids_of(plain(model, PROMPT, **settings))
     if method == "prompt_lookup":

@@ -22,7 +22,7 @@ CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 @pytest.fixture
 def fresh() -> Any:
-    """A Llama that nobody has enabled."""
+    """A Llama that no one has enabled."""
     return build(FAMILIES["llama"])
 
 

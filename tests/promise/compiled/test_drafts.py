@@ -1,4 +1,4 @@
-"""Draft models compile beside a target over a static cache, by plain generate's rule for the draft: the same tokens."""
+"""Draft models compile with a target over a static cache, by plain generate's rule for the draft: the same tokens."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Draft heads compile beside a target over a static cache: few graphs for all lengths, the same tokens."""
+"""Draft heads compile next to a target over a static cache: few graphs for all lengths, the same tokens."""
 
 import dataclasses
 import functools

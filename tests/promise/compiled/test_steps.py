@@ -55,7 +55,7 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
 
 @pytest.mark.wide
 def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]) -> None:
-    """Torch lets nobody write to them outside; those made outside serve both."""
+    """Torch lets no one write to them outside; those made outside serve both."""
     how: dict[str, Any] = {"max_new_tokens": 12, **STATIC}
     expected = plain(model, PROMPT, **how, disable_compile=True).tolist()
     config = on_cpu(counting(graphs))

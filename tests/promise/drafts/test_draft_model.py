@@ -152,7 +152,7 @@ def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_encoder_that_its_model_hands_embeddings_drafts_from_the_ids_of_the_call() -> None:
-    """Florence-2 looks up the words before its encoder, beside those of an image."""
+    """Florence-2 looks up the words before its encoder, besides those of an image."""
     model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("florence2"), "image", 0.15))
     expected = plain(model, PROMPT, **OPTIONS)
     draft: dict[str, Any] = {"spec_method": "draft_model", "assistant_model": noisy_copy(model, noise=0.01)}

@@ -51,7 +51,7 @@ def test_a_request_beyond_them_is_an_error(model: Any, request_: list[int]) -> N
 
 
 def test_a_request_without_sizes_takes_the_models(model: Any) -> None:
-    """A step never computes more than TensorRT-LLM's `max_draft_len` beside the current token."""
+    """A step never computes more than TensorRT-LLM's `max_draft_len` besides the current token."""
     hf_specdec.enable(model, lookahead_config=[3, 3, 2])
     reserved = max(widths(model))
     assert 3 * 2 <= reserved <= 1 + LookaheadConfig.parse([3, 3, 2]).max_draft_len

@@ -168,7 +168,7 @@ def test_a_pipeline_takes_the_method_of_the_model_s_configuration(own_model: Any
 
 
 def test_another_method_as_argument_does_not_get_the_configured_ones_settings(own_model: Any) -> None:
-    """The settings in the generation configuration belong to the method that stands beside them."""
+    """The settings in the generation configuration belong to the method that stands besides them."""
     own_model.generation_config.spec_method = "prompt_lookup"
     own_model.generation_config.spec_config = {"max_draft_len": 3}
     assert set(drafted(own_model, spec_method="plain")) == {0}

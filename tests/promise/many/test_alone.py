@@ -118,7 +118,7 @@ def test_results_carry_the_numbers_they_were_given() -> None:
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
 def test_a_prompt_decoded_alone_is_decoded_once(family: str) -> None:
-    """Before anything is known of the model: on an encoder-decoder, and padded beside a short text."""
+    """Before anything is known of the model: on an encoder-decoder, and padded next to a short text."""
     seen: list[int] = []
 
     def watch(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -249,7 +249,7 @@ def test_a_shared_beginning_may_be_longer_than_the_window(family: str, method: s
 
 
 def test_prompts_beyond_the_drafts_positions_are_decoded_without_it(pair: tuple[Any, Any]) -> None:
-    """Its embeddings of positions end at 16; other prompts are drafted for, here and beside it."""
+    """Its embeddings of positions end at 16; other prompts are drafted for, here and next to it."""
     torch.manual_seed(0)
     options = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
     draft = tf.GPT2LMHeadModel(tf.GPT2Config(**{**options, "max_position_embeddings": 16})).eval()

@@ -125,7 +125,7 @@ def llama4(floor_scale: int) -> Any:
     [(40, ()), (100, ("prompt_lookup",)), (115, ("prompt_lookup", "lookahead")), (160, TREES), (8192, TREES)],
 )
 def test_attention_that_is_scaled_by_columns(floor_scale: int, within: tuple[str, ...]) -> None:
-    """A prompt alone, a padded batch, and a long prompt beside short ones; below the length they are trees.
+    """A prompt alone, a padded batch, and a long prompt next to short ones; below the length they are trees.
 
     Of the 54 tokens of a text some are scaled at 40; beyond, columns of a method's widest step might be: lookahead's
     has 56, auto's 65.

@@ -90,7 +90,7 @@ class Few(LogitsProcessor):
 
 
 def test_drafted_and_chosen_tokens_are_drawn_independently(model: Any) -> None:
-    """Else the text would have another distribution: 1,500 second tokens beside those of plain sampling."""
+    """Else the text would have another distribution: 1,500 second tokens besides those of plain sampling."""
     how: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": 2.0, "max_new_tokens": 2, "min_new_tokens": 2}
     counts = []
     for method in ("plain", Weighted):
@@ -107,7 +107,7 @@ def test_drafted_and_chosen_tokens_are_drawn_independently(model: Any) -> None:
 
 
 def test_a_greedy_call_leaves_the_global_generator_to_other_threads(model: Any) -> None:
-    """And what draws beside it goes on from call to call."""
+    """And what draws next to it goes on from call to call."""
     torch.manual_seed(3)
     expected = torch.rand(4).tolist()
     drawn: list[float] = []

@@ -172,7 +172,7 @@ ENDS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
     "all fails": all_fails,
     "the prompts fail": the_prompts_fail,
     "no room for a row": no_room_for_a_row,
-    "nobody asks for more": nobody_asks_for_more,
+    "no one asks for more": nobody_asks_for_more,
     "one is cancelled and the others are left": one_is_cancelled_and_the_others_are_left,
 }
 

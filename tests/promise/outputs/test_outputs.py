@@ -1,4 +1,4 @@
-"""`return_dict_in_generate`: the same class with the same contents, and `.spec_stats` beside them."""
+"""`return_dict_in_generate`: the same class with the same contents, and `.spec_stats` besides them."""
 
 from collections.abc import Callable
 from typing import Any

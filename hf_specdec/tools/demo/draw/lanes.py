@@ -101,7 +101,7 @@ def _what_ratios_depend_on(race: Race) -> str:
     where = draw_machine(facts)
     return (
         "What the ratio depends on: the text (drafts are right where it repeats itself or is easy to foresee), the "
-        "temperature, and what a forward of several tokens costs beside a forward of one. On a GPU, or with billions "
+        "temperature, and what a forward of several tokens costs next to a forward of one. On a GPU, or with billions "
         f"of parameters, the two cost nearly the same; here it is a model of {size} on {where}. The times are of one "
         "run each: other work on the machine shows in them."
     )

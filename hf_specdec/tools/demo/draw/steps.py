@@ -30,10 +30,10 @@ def _headline(lane: Lane, step: Step, number: int) -> str:
     )
     added, drafted = len(step.tokens), len(step.nodes) - 1
     window = step.num_columns - len(step.nodes)
-    beside = f" and {window} of the window" if window else ""
+    suffix = f" and {window} of the window" if window else ""
     return (
         f'<p class="hs-headline"><strong>Step {number + 1} of {len(lane.steps)}</strong>: '
-        f"{counted(drafted, 'token')} drafted, {len(step.nodes)} verified{beside} in one forward, "
+        f"{counted(drafted, 'token')} drafted, {len(step.nodes)} verified{suffix} in one forward, "
         f"<strong>{counted(added, 'token')}</strong> gained. <small>{times}</small></p>"
     )
 
