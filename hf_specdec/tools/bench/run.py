@@ -36,7 +36,7 @@ class Bench:
         settings (`BenchSettings`): how it is measured.
         rows (`Iterable[str | Row]`, *optional*): rows apart from the reference, or their names; by default all that a
             model allows.
-        against (`Sequence[str]`, *optional*): names of rows that all others are compared with, besides the reference and
+        against (`Sequence[str]`, *optional*): names of rows to compare all others with, besides the reference and
             transformers' own rows.
         document (`dict`, *optional*): an earlier document to continue; it must come from the same settings on the same
             hardware.
