@@ -86,6 +86,6 @@ def tokenizer() -> Any:
 @pytest.fixture(autouse=True)
 def same_seed_everywhere() -> None:
     """Each test starts from the same random state, whatever ran before."""
-    from tests.helpers.seeds import seed
+    from tests.helpers.support import seed
 
     seed(0)

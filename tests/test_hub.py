@@ -9,7 +9,7 @@ import transformers
 import hf_specdec
 from hf_specdec.loading import hub
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
-from tests.helpers.dflash import random_dflash
+from tests.helpers.head_models import random_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 

@@ -16,7 +16,7 @@ from hf_specdec.tools.bench.rows import row
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.tools.cli.bench_models import ModelsOptions
 from tests.bench.conftest import tiny_llama
-from tests.helpers.dflash import random_dflash, random_dflash_head
+from tests.helpers.head_models import random_dflash, random_dflash_head
 from tests.helpers.heads import QWEN3, random_head
 from tests.helpers.zoo import FAMILIES, build
 

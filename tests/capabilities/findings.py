@@ -18,7 +18,7 @@ from transformers import GenerationMixin
 from transformers.utils import logging as transformers_logging
 
 import hf_specdec
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, all_models, inputs, varied
 
 __all__ = ["PAGE", "Finding", "Unbuilt", "examine", "listed", "page"]

@@ -11,9 +11,7 @@ from transformers import HrmTextConfig, HrmTextForCausalLM
 import hf_specdec
 from hf_specdec.compat import CACHE
 from hf_specdec.forward.capabilities.attempts import sentence
-from tests.helpers.batches import MASK, PADDED
-from tests.helpers.hooks import see_all, steer
-from tests.helpers.support import DRAFTS, PROMPT, plain, results_of
+from tests.helpers.support import DRAFTS, MASK, PADDED, PROMPT, plain, results_of, see_all, steer
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}

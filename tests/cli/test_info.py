@@ -16,7 +16,7 @@ from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.cli import extras
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
-from tests.helpers.flash_double import deaf_attention
+from tests.helpers.attention import deaf_attention
 
 
 def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> None:

@@ -9,9 +9,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from tests.helpers.batches import MASK, PADDED
-from tests.helpers.drafters import CheckedDrafter
-from tests.helpers.support import PROMPT
+from tests.helpers.drafts import CheckedDrafter
+from tests.helpers.support import MASK, PADDED, PROMPT
 
 __all__ = ["GRID", "ODD", "arguments", "seed_of"]
 

@@ -15,11 +15,10 @@ import transformers as tf
 
 import hf_specdec
 from tests.distributed.worker import outcome
-from tests.helpers.batches import MASK, PADDED
-from tests.helpers.dflash import random_dflash
+from tests.helpers.head_models import random_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.mtp import random_mtp
-from tests.helpers.support import PROMPT
+from tests.helpers.support import MASK, PADDED, PROMPT
 
 __all__ = ["CASES", "head_arguments", "target_of"]
 

@@ -11,7 +11,7 @@ import hf_specdec
 from hf_specdec.engine.sampling.draws import LEVELS
 from hf_specdec.kernels import native
 from hf_specdec.tools.bench.operations import OperationCounter, StepOperations
-from tests.helpers.accelerator import emulate
+from tests.helpers.devices import emulate
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 

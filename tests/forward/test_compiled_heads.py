@@ -19,7 +19,7 @@ from hf_specdec.forward.target.compiled_forward import CompiledForward, Compiled
 from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import LendingCompiler, Recorder
-from tests.helpers.head_cases import CASES, Zoo
+from tests.helpers.heads import CASES, Zoo
 from tests.helpers.zoo import VOCAB_SIZE
 
 NAMES = ("eagle3, two layers", "eagle3, sliding", "mtp, glm4_moe, 3 layers", "dflash, gemma3")

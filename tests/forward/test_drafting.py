@@ -10,7 +10,7 @@ from hf_specdec.methods.common.drafter import DraftRequest
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from tests.helpers.draft_tables import TableScorer, random_table
+from tests.helpers.drafts import TableScorer, random_table
 
 SIZE = 6
 

@@ -12,7 +12,7 @@ from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
-from tests.helpers.head_cases import CASES, Zoo
+from tests.helpers.heads import CASES, Zoo
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 KEPT, NUM_FEATURES = 5, 3

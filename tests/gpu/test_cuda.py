@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.helpers.drafters import OracleDrafter
+from tests.helpers.drafts import OracleDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES
 

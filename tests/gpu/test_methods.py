@@ -8,8 +8,8 @@ import torch
 
 from hf_specdec.common.transfer import PendingRead
 from hf_specdec.forward.target import next_forward
-from tests.helpers.head_cases import CASES, SHAPES, always
-from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved
+from tests.helpers.devices import SAMPLING, STATIC, TREES, DeviceBatch, moved
+from tests.helpers.heads import CASES, SHAPES, always
 from tests.helpers.support import PROMPT, plain, results_of
 from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, skip_refused

@@ -12,7 +12,7 @@ from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.kernels.layout import LONG_TEXT, attend, fold_queries
 from hf_specdec.kernels.masks import mark_open
 from hf_specdec.kernels.xformers import XformersKernel
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.kernels.families import OFFERED, family_model, padded
 from tests.kernels.test_layout import DTYPES, HEADS, expected, tensors, tree_mask

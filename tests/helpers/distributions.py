@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tests.helpers.draft_tables import chi_square, critical_value
+from tests.helpers.drafts import chi_square, critical_value
 from tests.helpers.support import PROMPT, plain
 
 __all__ = ["Comparison", "compare_pairs"]

@@ -1,5 +1,8 @@
-"""Tiny random draft heads for the zoo's models, and ones that know what a model will write."""
+"""Draft heads on tiny targets, and the cases that every head has to pass."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,8 +10,17 @@ from transformers import LlamaConfig, Qwen3Config
 
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 from hf_specdec.methods.eagle3.network import Eagle3Head
-
-__all__ = ["QWEN3", "random_head"]
+from tests.helpers.head_models import (
+    HEADS,
+    build_gemma,
+    fitted_assistant,
+    fitted_dflash,
+    random_assistant,
+    random_dflash,
+    random_dflash_head,
+)
+from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp
+from tests.helpers.support import MASK, PADDED, PROMPT
 
 
 def random_head(target: Any, *, seed: int = 5, layer_class: Any = LlamaConfig, **flags: Any) -> Eagle3Head:
@@ -51,3 +63,143 @@ def random_head(target: Any, *, seed: int = 5, layer_class: Any = LlamaConfig, *
 
 
 QWEN3 = Qwen3Config
+
+
+Zoo = Callable[[str], Any]
+
+
+SHAPES = {"chain": {"num_branches": 1, "draft_len": 5}, "tree": {"num_branches": 3, "draft_len": 4, "max_nodes": 9}}
+
+
+INPUTS: dict[str, dict[str, Any]] = {
+    "one prompt": {"input_ids": PROMPT},
+    "padded batch": {"input_ids": PADDED, "attention_mask": MASK},
+}
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 30},
+}
+
+
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+}
+
+
+def always(method: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Drafts at every step, whatever was accepted before."""
+    return {"spec_method": method, "spec_config": {"confidence_threshold": 0.0, **config}}
+
+
+@dataclass(frozen=True)
+class HeadCase:
+    """One kind of head.
+
+    Attributes:
+        method: that drafts with it.
+        target: makes the target, or takes one of the zoo's.
+        head: makes the head for that target.
+    """
+
+    method: str
+    target: Callable[[Zoo], Any]
+    head: Callable[[Any], Any]
+
+
+def _of_zoo(name: str) -> Callable[[Zoo], Any]:
+    return lambda zoo: zoo(name)
+
+
+EAGLE3: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"layer_class": QWEN3},
+    "reduced vocabulary": {"draft_vocab_size": 64},
+    "norms": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
+    "two layers": {"num_hidden_layers": 2},
+    "sliding": {"layer_class": QWEN3, "sliding_window": 6},
+}
+
+
+ORDERED: dict[str, Any] = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
+
+
+CASES: dict[str, HeadCase] = {
+    **{
+        f"eagle3, {name}": HeadCase("eagle3", _of_zoo("llama"), partial(random_head, **flags))
+        for name, flags in EAGLE3.items()
+    },
+    **{f"mtp, {name}": HeadCase("mtp", lambda _, name=name: build_target(name), random_mtp) for name in TARGETS},
+    **{f"dflash, {name}": HeadCase("dflash", _of_zoo(name), random_dflash) for name in ("llama", "gemma3", "qwen3")},
+    **{
+        f"dflash, a head of {kind}": HeadCase("dflash", _of_zoo("llama"), partial(random_dflash_head, kind=kind))
+        for kind in HEADS
+    },
+    **{
+        f"gemma4_assistant, {shared} shared layers, {name}": HeadCase(
+            "draft_model",
+            lambda _, shared=shared: build_gemma(num_kv_shared_layers=shared),
+            lambda _, fields=fields: random_assistant(**fields),
+        )
+        for shared in (2, 0)
+        for name, fields in {"plain": {}, "ordered embeddings": ORDERED}.items()
+    },
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A head that has learned by heart what its target writes, for transformers' own loop too.
+
+    Attributes:
+        case: the kind of head.
+        fit: makes the head for a target and its text.
+        length, num_tokens (`int`): of the prompt, and of what is written.
+        theirs: arguments of transformers' `generate` for this head.
+        config: ours, with as long drafts.
+        most_forwards (`int`): that transformers' loop needs, so that it accepts drafts at all.
+    """
+
+    case: HeadCase
+    fit: Callable[[Any, torch.Tensor], Any]
+    length: int
+    num_tokens: int
+    theirs: Callable[[Any], dict[str, Any]]
+    config: dict[str, Any]
+    most_forwards: int
+
+
+FITTED = {
+    **{
+        name: Fitted(
+            CASES[name],
+            fitted_mtp,
+            length=PROMPT.shape[1],
+            num_tokens=32,
+            theirs=lambda _: {"use_mtp": True},
+            config={"num_branches": 1, "draft_len": num_layers},
+            most_forwards=24,
+        )
+        for name, num_layers in {"mtp, glm4_moe, 1 layer": 1, "mtp, glm4_moe, 3 layers": 3}.items()
+    },
+    "dflash, llama": Fitted(
+        CASES["dflash, llama"],
+        partial(fitted_dflash, start=13),
+        length=12,
+        num_tokens=24,
+        theirs=lambda head: {"assistant_model": head, "speculation_type": "dflash"},
+        config={},
+        most_forwards=16,
+    ),
+    "gemma4_assistant": Fitted(
+        CASES["gemma4_assistant, 2 shared layers, plain"],
+        partial(fitted_assistant, start=13),
+        length=12,
+        num_tokens=20,
+        theirs=lambda head: {"assistant_model": head},
+        config={},
+        most_forwards=17,
+    ),
+}

@@ -1,47 +1,37 @@
-"""The reference and the comparisons: plain `generate`, and whether ours gave the same.
-
-reference, ours = both(model, lambda: {"logits_processor": [Recorder()]}, DRAFTS["oracle"])
-assert_same_run(ours, reference)
-"""
+"""What most tests share: tiny models, prompts, comparisons with plain generate, hooks and counted forwards."""
 
 import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedModel
 
 import hf_specdec
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.compat import CACHE
 from hf_specdec.kernels import cpu
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
-from tests.helpers.seeds import seed
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 
-__all__ = [
-    "CHAIN_DRAFTS",
-    "DRAFTS",
-    "PROMPT",
-    "TREE_DRAFTS",
-    "Run",
-    "assert_same_cache",
-    "assert_same_run",
-    "assert_same_tensors",
-    "both",
-    "computed_by_torch",
-    "noisy_copy",
-    "plain",
-    "run",
-    "seq_length",
-    "speculative",
-]
+
+def seed(number: int) -> None:
+    """Set the generators of the devices that are here."""
+    if torch.cuda.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
 
 # 30 tokens with repeated pieces, ending on the start of one; longer than the zoo's windows.
 PROMPT = torch.tensor(
     [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 5, 6, 7, 8, 20, 21, 22, 23, 24, 25, 9, 10, 11, 12, 30, 31, 32, 5, 6, 7]]
 )
+
 
 # How to ask for drafts, given the text plain decoding emits. The last two are right (and wrong) at every step.
 DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
@@ -51,7 +41,11 @@ DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
     "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
 }
+
+
 TREE_DRAFTS = {"lookahead"}  # an error on a model that verifies chains only
+
+
 CHAIN_DRAFTS = [name for name in DRAFTS if name not in TREE_DRAFTS]
 
 
@@ -184,3 +178,79 @@ def assert_same_tensors(ours: Any, expected: Any, *, atol: float = 1e-4) -> None
         assert ours.shape == expected.shape
         assert ours.dtype == expected.dtype
         torch.testing.assert_close(ours, expected, atol=atol, rtol=1e-4)
+
+
+def steer(model: Any) -> None:
+    """Change hidden states at the last position of each forward: no tree is right then."""
+
+    def change(module: Any, args: Any, output: Any) -> Any:
+        states = (output[0] if isinstance(output, tuple) else output).clone()
+        states[:, -1] = states[:, -1].flip(-1)
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    model.model.layers[1].register_forward_hook(change)
+
+
+def see_all(model: Any) -> None:
+    """Let every token see those before it in a forward, whatever mask it is given."""
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        return args, kwargs | {"attention_mask": None}
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(change, with_kwargs=True)
+
+
+@dataclass(slots=True)
+class ForwardCount:
+    """Calls of a model's forward, and the tokens fed to it."""
+
+    calls: int = 0
+    tokens: int = 0
+
+
+@contextmanager
+def count_forwards(model: PreTrainedModel) -> Iterator[ForwardCount]:
+    """Count the model's forwards: how drafts show in a loop that keeps no statistics."""
+    count = ForwardCount()
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        count.calls += 1
+        count.tokens += kwargs["input_ids"].shape[1]
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield count
+    finally:
+        handle.remove()
+
+
+IDS = torch.stack([PROMPT[0].roll(3 * row) for row in range(3)])
+
+
+MASK = (torch.arange(IDS.shape[1])[None] >= torch.tensor([0, 4, 9])[:, None]).long()
+
+
+PADDED = IDS * MASK
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "prompt_lookup": {"spec_method": "prompt_lookup"},
+    "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
+    "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
+}
+
+
+def method_of(name: str, draft: Any) -> dict[str, Any]:
+    """The arguments that ask for a method; those of the draft model with it."""
+    return METHODS[name] | ({"assistant_model": draft} if name == "draft_model" else {})
+
+
+def assert_same_batch(model: Any, method: dict[str, Any], ids: torch.Tensor, **kwargs: Any) -> None:
+    """Tokens, padding and cache, once as a bare tensor and once with the dictionary."""
+    expected = plain(model, ids, **kwargs, return_dict_in_generate=True)
+    assert model.generate(ids, **kwargs, **method).tolist() == expected.sequences.tolist()
+    ours = model.generate(ids, **kwargs, **method, return_dict_in_generate=True)
+    assert ours.sequences.tolist() == expected.sequences.tolist()
+    assert_same_cache(ours[CACHE], expected[CACHE])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import hf_specdec
-from tests.helpers.strict_kernel import strict_attention
+from tests.helpers.attention import strict_attention
 from tests.helpers.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, SEQ2SEQ, Family, build
 
 __all__ = ["ATTENTIONS", "OFFERED", "REFUSED", "WITHOUT_KERNEL", "family_model", "implementation", "padded", "strict"]

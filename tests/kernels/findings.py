@@ -24,9 +24,8 @@ from hf_specdec import UnsupportedModelError
 from hf_specdec.compat.attention import can_set_attention
 from hf_specdec.kernels.attention import KernelAttention
 from hf_specdec.kernels.registry import register
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
-from tests.helpers.flash_double import flash_attention
-from tests.helpers.strict_kernel import StrictKernel
+from tests.helpers.attention import StrictKernel, flash_attention
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, inputs, kinds_of, varied
 
 __all__ = ["MODELS", "PAGE", "Finding", "examine", "listed", "page"]

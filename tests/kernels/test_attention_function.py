@@ -11,7 +11,7 @@ from transformers.models.llama import modeling_llama
 
 from hf_specdec import UnsupportedModelError
 from hf_specdec.kernels.attention import KernelAttention, kernel_mask
-from tests.helpers.strict_kernel import StrictKernel
+from tests.helpers.attention import StrictKernel
 from tests.kernels.families import family_model
 
 

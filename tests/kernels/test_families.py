@@ -11,7 +11,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
 from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
 

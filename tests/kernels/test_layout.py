@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec.kernels.layout import attend, fits, fold_bias, fold_queries, merge, unfold
 from hf_specdec.kernels.masks import mark_open
-from tests.helpers.strict_kernel import StrictKernel
+from tests.helpers.attention import StrictKernel
 
 HEADS = {"mha": (4, 4), "gqa": (8, 2), "mqa": (4, 1)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

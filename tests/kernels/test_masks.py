@@ -6,7 +6,7 @@ import torch
 
 from hf_specdec.kernels.layout import attend
 from hf_specdec.kernels.masks import additive, mark_open, open_columns, prepared
-from tests.helpers.strict_kernel import StrictKernel
+from tests.helpers.attention import StrictKernel
 
 
 def test_all_layers_of_a_forward_share_one_bias() -> None:

@@ -10,8 +10,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import hf_specdec
 from hf_specdec import UnsupportedModelError, compat
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
-from tests.helpers.flash_double import deaf_attention, flash_attention
+from tests.helpers.attention import deaf_attention, flash_attention
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, implementation, padded

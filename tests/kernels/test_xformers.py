@@ -9,7 +9,7 @@ import torch
 from hf_specdec.kernels.layout import attend, fold_queries
 from hf_specdec.kernels.masks import mark_open
 from hf_specdec.kernels.xformers import XformersKernel
-from tests.helpers.strict_kernel import StrictKernel
+from tests.helpers.attention import StrictKernel
 from tests.kernels.test_layout import DTYPES, HEADS, expected, tensors, tree_mask
 
 pytest.importorskip("xformers")

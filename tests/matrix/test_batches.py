@@ -11,7 +11,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.drafters import RandomTreeDrafter
+from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 from tests.matrix.test_matrix import leaves_early

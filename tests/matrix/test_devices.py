@@ -15,9 +15,8 @@ import torch
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.engine.sampling.draws import LEVELS
-from tests.helpers.emulated_device import DEVICE, DeviceTensor, EmulatedDevice
-from tests.helpers.head_cases import CASES, SHAPES, Zoo, always
-from tests.helpers.on_device import SAMPLING, STATIC, TREES, DeviceBatch, moved
+from tests.helpers.devices import DEVICE, SAMPLING, STATIC, TREES, DeviceBatch, DeviceTensor, EmulatedDevice, moved
+from tests.helpers.heads import CASES, SHAPES, Zoo, always
 from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
 from tests.helpers.zoo import FAMILIES
 from tests.matrix.test_batches import METHODS, skip_refused

@@ -15,7 +15,7 @@ import hf_specdec
 from hf_specdec.forward.networks.runner_base import RowScorer
 from hf_specdec.methods.auto import drafter as auto
 from tests.helpers.cover import wide_but
-from tests.helpers.head_cases import CACHES, CASES, FITTED, INPUTS, MODES, SHAPES, Zoo, always
+from tests.helpers.heads import CACHES, CASES, FITTED, INPUTS, MODES, SHAPES, Zoo, always
 from tests.helpers.support import PROMPT, plain
 
 ONE_OF_EACH = (

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationMixin, LlavaConfig, LlavaForConditionalGeneration
 
 import hf_specdec
-from tests.helpers.drafters import OracleDrafter, RandomTreeDrafter
+from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import varied
 

@@ -12,7 +12,7 @@ from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
-from tests.helpers.draft_tables import TableScorer, random_table
+from tests.helpers.drafts import TableScorer, random_table
 
 DRAFTERS: dict[str, Callable[[], BaseDrafter]] = {
     "plain": PlainDrafter,

@@ -10,8 +10,7 @@ from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.common.draw_noise import coupled
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from tests.helpers.draft_tables import Table, TableScorer, random_table
-from tests.helpers.drafters import drafted_by
+from tests.helpers.drafts import Table, TableScorer, drafted_by, random_table
 
 SIZE, TEXT = 40, (3, 1)
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from hf_specdec.tools.bench.operations import VIEWS
-from tests.helpers.accelerator import emulate
+from tests.helpers.devices import emulate
 
 VOCAB, K = 40, 8
 

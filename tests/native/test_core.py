@@ -26,8 +26,7 @@ from hf_specdec.methods.auto.sources import Found, Sources
 from hf_specdec.methods.common import node_logits
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
-from tests.helpers.draft_tables import TableScorer, random_table
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import TableScorer, drafted_by, learned, random_table
 from tests.native.conftest import ROOT
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)

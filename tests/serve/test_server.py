@@ -10,7 +10,7 @@ import torch
 from hf_specdec.methods.registry import as_head
 from hf_specdec.tools.serve.protocol import CompletionRequest
 from hf_specdec.tools.serve.requests import RequestReader
-from tests.helpers.gemma import build_gemma, random_assistant
+from tests.helpers.head_models import build_gemma, random_assistant
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 from tests.serve.conftest import NAME, serving

@@ -18,7 +18,7 @@ from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from hf_specdec.tools.train import DFlashTraining, HeadReport, train_dflash
-from tests.helpers.dflash import random_dflash
+from tests.helpers.head_models import random_dflash
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
 OWN: dict[str, dict[str, Any]] = {

@@ -21,9 +21,9 @@ def reason_against_states(model: PreTrainedModel, states: dict[str, torch.Tensor
     ids = torch.zeros((1, 1), dtype=torch.long, device=compat.input_device(model))
     cache = compat.DynamicCache(config=compat.text_config(model.config))
     (name, given), *_ = states.items()
-    states = {name: given[:1] if name == "encoder_hidden_states" else (given[:1],)}
+    shown = {name: given[:1] if name == "encoder_hidden_states" else (given[:1],)}
     try:
-        outputs = model(input_ids=ids, **states, use_cache=True, **{compat.CACHE: cache}, return_dict=True)
+        outputs = model(input_ids=ids, **shown, use_cache=True, **{compat.CACHE: cache}, return_dict=True)
     except Exception as error:
         raise ProbeFailed(f"next to {name} it could not be tried: {first_line(error)}") from error
     kept = outputs.get(compat.CACHE)

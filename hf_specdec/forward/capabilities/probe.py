@@ -186,7 +186,8 @@ def _try_tree(sample: _Sample) -> float:
     builder.add(right, t[2])
     error = max(error, sample.compare(target.forward([builder.build()])[0], 2))  # some drop the mask of one token
     target.commit([[0, right]])
-    text.append(t[1]), text.append(t[2])
+    text.append(t[1])
+    text.append(t[2])
     error = max(error, sample.compare(target.forward([DraftTree.chain(t[2], [t[5]])])[0][:1], 2))
     target.commit([[0]])
     sample.compare_states(target)

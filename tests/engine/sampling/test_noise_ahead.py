@@ -5,7 +5,7 @@ import torch
 
 from hf_specdec.engine.sampling.noise_ahead import RAMP, NoiseAhead
 from hf_specdec.engine.sampling.random_streams import OwnDraws, RandomStream
-from tests.helpers.accelerator import emulate
+from tests.helpers.devices import emulate
 
 CPU, VOCAB = torch.device("cpu"), 50
 ROWS = torch.randn(6, 1, VOCAB, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)

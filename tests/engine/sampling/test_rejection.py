@@ -11,7 +11,7 @@ import torch
 
 from hf_specdec.engine.sampling.rejections import Rejections, rejection_sample
 from hf_specdec.errors import ConfigError
-from tests.helpers.draft_tables import chi_square, critical_value, sample
+from tests.helpers.drafts import chi_square, critical_value, sample
 
 pytestmark = pytest.mark.each_value_in_file
 

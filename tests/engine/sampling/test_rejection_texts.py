@@ -14,17 +14,18 @@ import torch
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.cover import wide_but
-from tests.helpers.draft_tables import (
+from tests.helpers.drafts import (
     Table,
     TableScorer,
     chi_square,
     critical_value,
+    drafted_by,
+    learned,
     random_table,
     sample,
     verify_at_once,
     verify_by_drawing,
 )
-from tests.helpers.drafters import drafted_by, learned
 
 pytestmark = pytest.mark.each_value_in_file
 

@@ -11,8 +11,7 @@ from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
 from hf_specdec.methods.auto.drafter import RETRIED, AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import key_of
 from hf_specdec.methods.common.drafter import DraftCost
-from tests.helpers.draft_tables import TableScorer, random_table
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import TableScorer, drafted_by, learned, random_table
 
 VOCAB = 12
 TABLE = random_table(seed=1, vocab_size=VOCAB, scale=3.0)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import hf_specdec
 from hf_specdec import AutoSpecConfig, ConfigError, DraftTree, SpecMemory
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import drafted_by, learned
 
 VOCAB = 40
 

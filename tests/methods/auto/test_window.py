@@ -14,8 +14,7 @@ from hf_specdec.methods.auto.recycled_logits import TOKEN_BITS
 from hf_specdec.methods.auto.window import RETRY, TRIAL, AutoWindow
 from hf_specdec.methods.common.drafter import DraftCost
 from hf_specdec.methods.common.node_logits import NodeLogits
-from tests.helpers.draft_tables import Table, random_table
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import Table, drafted_by, learned, random_table
 from tests.methods.auto.test_auto import texts_of
 
 VOCAB = 40

@@ -13,7 +13,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_model.method import METHOD
-from tests.helpers.draft_tables import TableScorer
+from tests.helpers.drafts import TableScorer
 
 
 def fed(rates: dict[float, float], count: int = 300, rank: int = 0) -> AcceptanceCounts:

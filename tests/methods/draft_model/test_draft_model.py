@@ -12,8 +12,7 @@ from hf_specdec.methods.common.tree_width import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from tests.helpers.draft_tables import Table, TableScorer, random_table
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import Table, TableScorer, drafted_by, learned, random_table
 
 SIZE = 6
 ALWAYS = {"confidence_threshold": 0.0}

@@ -8,8 +8,7 @@ import torch
 
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from tests.helpers.draft_tables import Table, random_table
-from tests.helpers.drafters import drafted_by
+from tests.helpers.drafts import Table, drafted_by, random_table
 from tests.methods.draft_model.test_draft_model import ALWAYS, SIZE, drafter_of, paths_of, requests_of
 
 

@@ -11,7 +11,7 @@ from hf_specdec.methods.common.translation import Translation
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.translated import TranslatedDrafter
-from tests.helpers.draft_tables import TableScorer
+from tests.helpers.drafts import TableScorer
 from tests.helpers.tokenizers import byte_level, characters
 
 TEXT = 12 * "the little cat sat on the mat while another cat was eating the rest of it. "

@@ -12,7 +12,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.pool import TailPool
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import drafted_by, learned
 
 VOCAB_SIZE = 50
 SIZES = ("window_size", "ngram_size", "verification_set_size")

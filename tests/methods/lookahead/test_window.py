@@ -10,7 +10,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import drafted_by, learned
 from tests.methods.lookahead.test_lookahead import PLENTY, VOCAB_SIZE, begun, config, logits_for, step
 
 SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (5, 1), (3, 4), (7, 4), (4, 6)]

@@ -9,7 +9,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec.errors import CheckpointError, UnsupportedModelError
-from tests.helpers.head_cases import SHAPES, always
+from tests.helpers.heads import SHAPES, always
 from tests.helpers.mtp import build_target, random_mtp
 from tests.helpers.mtp_layouts import announcing
 from tests.helpers.support import PROMPT, plain

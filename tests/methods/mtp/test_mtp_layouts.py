@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from tests.helpers.head_cases import SHAPES, always
+from tests.helpers.heads import SHAPES, always
 from tests.helpers.mtp_layouts import LAYOUTS, Layout, Saved, reference_logits
 from tests.helpers.support import PROMPT, plain
 

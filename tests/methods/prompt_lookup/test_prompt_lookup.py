@@ -12,7 +12,7 @@ from hf_specdec.kernels import native
 from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
-from tests.helpers.drafters import drafted_by, learned
+from tests.helpers.drafts import drafted_by, learned
 
 
 def drafter_of(text: list[int], pool: NgramPool | None = None, **fields: Any) -> PromptLookupDrafter:

@@ -11,8 +11,18 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
-from tests.helpers.support import assert_same_cache, noisy_copy, plain, seq_length
+from tests.helpers.support import (
+    IDS,
+    MASK,
+    METHODS,
+    PADDED,
+    assert_same_batch,
+    assert_same_cache,
+    method_of,
+    noisy_copy,
+    plain,
+    seq_length,
+)
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}

@@ -12,8 +12,7 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_specdec
-from tests.helpers.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
-from tests.helpers.support import noisy_copy, plain
+from tests.helpers.support import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "attention_mask": MASK}

@@ -10,8 +10,17 @@ import torch
 import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers import zoo_wide
-from tests.helpers.batches import IDS, MASK, METHODS, PADDED, method_of
-from tests.helpers.support import assert_same_cache, assert_same_tensors, noisy_copy, plain
+from tests.helpers.support import (
+    IDS,
+    MASK,
+    METHODS,
+    PADDED,
+    assert_same_cache,
+    assert_same_tensors,
+    method_of,
+    noisy_copy,
+    plain,
+)
 from tests.helpers.zoo import FALLBACK, FAMILIES
 
 OPTIONS: dict[str, Any] = {"attention_mask": MASK, "max_new_tokens": 12, "do_sample": False}

@@ -8,8 +8,7 @@ import torch
 from transformers import PhimoeConfig, PhimoeForCausalLM
 
 import hf_specdec
-from tests.helpers.batches import MASK, PADDED
-from tests.helpers.support import PROMPT, plain
+from tests.helpers.support import MASK, PADDED, PROMPT, plain
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 
 HOW: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}

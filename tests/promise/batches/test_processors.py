@@ -8,8 +8,7 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria, SynthIDTextWatermarkingConfig
 
 import hf_specdec
-from tests.helpers.batches import MASK, METHODS, PADDED, method_of
-from tests.helpers.support import noisy_copy, plain, results_of
+from tests.helpers.support import MASK, METHODS, PADDED, method_of, noisy_copy, plain, results_of
 from tests.helpers.zoo import VOCAB_SIZE
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "attention_mask": MASK}

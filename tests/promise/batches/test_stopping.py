@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.batches import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of
-from tests.helpers.support import noisy_copy, plain
+from tests.helpers.support import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of, noisy_copy, plain
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 Settings = Callable[[list[list[int]]], dict[str, Any]]

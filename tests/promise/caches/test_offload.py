@@ -10,8 +10,7 @@ import torch
 import hf_specdec
 from hf_specdec.compat import input_device, load_factor
 from hf_specdec.distributed.placement import is_placed, where_it_lies
-from tests.helpers.batches import MASK, PADDED
-from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
+from tests.helpers.support import MASK, PADDED, PROMPT, noisy_copy, plain, results_of
 
 CPU = torch.device("cpu")
 PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.layers.2", "model.norm", "model.rotary_emb")

@@ -13,8 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.batches import MASK, PADDED
-from tests.helpers.support import DRAFTS, PROMPT, plain
+from tests.helpers.support import DRAFTS, MASK, PADDED, PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
 KEPT = 20  # columns, fewer than the prompt has

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from tests.helpers.drafters import RandomTreeDrafter
+from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 

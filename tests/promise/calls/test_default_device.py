@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.helpers.batches import IDS, MASK, PADDED
 from tests.helpers.cover import wide_but
-from tests.helpers.head_cases import CASES, always
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.heads import CASES, always
+from tests.helpers.support import IDS, MASK, PADDED, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 pytestmark = pytest.mark.probes_anew

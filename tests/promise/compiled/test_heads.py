@@ -18,8 +18,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import forward_widths
 from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import Recorder, counting, on_cpu
-from tests.helpers.head_cases import CASES, INPUTS, MODES, SHAPES, Zoo, always
-from tests.helpers.heads import random_head
+from tests.helpers.heads import CASES, INPUTS, MODES, SHAPES, Zoo, always, random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 

@@ -18,8 +18,7 @@ from hf_specdec.engine.cost import budget
 from hf_specdec.engine.cost.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.cover import wide_but
-from tests.helpers.forwards import count_forwards
-from tests.helpers.support import PROMPT, plain, speculative
+from tests.helpers.support import PROMPT, count_forwards, plain, speculative
 from tests.helpers.zoo import BASE, FAMILIES, Family, build
 
 MAMBA2 = BASE | {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16}

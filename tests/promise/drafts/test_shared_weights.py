@@ -14,7 +14,7 @@ from hf_specdec.methods.dflash.checkpoint import save_head as save_dflash
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.checkpoint import save_head as save_eagle3
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from tests.helpers.dflash import random_dflash_head
+from tests.helpers.head_models import random_dflash_head
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build

@@ -16,9 +16,9 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.forward.networks import head_base
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.common.draft_scorer import cost_ratio
-from tests.helpers.dflash import draft_block, random_dflash, random_dflash_head
-from tests.helpers.head_cases import SHAPES
-from tests.helpers.head_cases import always as always_by
+from tests.helpers.head_models import draft_block, random_dflash, random_dflash_head
+from tests.helpers.heads import SHAPES
+from tests.helpers.heads import always as always_by
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 

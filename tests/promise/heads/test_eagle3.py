@@ -14,9 +14,8 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.networks.head_base import HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from tests.helpers.distributions import compare_pairs
-from tests.helpers.head_cases import SHAPES, Zoo
-from tests.helpers.head_cases import always as always_by
-from tests.helpers.heads import random_head
+from tests.helpers.heads import SHAPES, Zoo, random_head
+from tests.helpers.heads import always as always_by
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE
 

@@ -17,7 +17,7 @@ from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.cli.conftest import run  # noqa: F401 a fixture
-from tests.helpers.dflash import random_dflash_head
+from tests.helpers.head_models import random_dflash_head
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build

@@ -9,8 +9,8 @@ import torch
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from tests.helpers.gemma import build_gemma, draft_chain, random_assistant
-from tests.helpers.head_cases import always as always_by
+from tests.helpers.head_models import build_gemma, draft_chain, random_assistant
+from tests.helpers.heads import always as always_by
 from tests.helpers.support import PROMPT, plain
 
 always = functools.partial(always_by, "draft_model")

@@ -14,9 +14,8 @@ import hf_specdec
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.methods.mtp.network import MtpHead
 from hf_specdec.methods.registry import as_head
-from tests.helpers.head_cases import SHAPES
-from tests.helpers.head_cases import always as always_by
-from tests.helpers.heads import random_head
+from tests.helpers.heads import SHAPES, random_head
+from tests.helpers.heads import always as always_by
 from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp, save_checkpoint
 from tests.helpers.support import PROMPT, plain
 

@@ -11,8 +11,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.engine.sampling.random_streams import OwnDraws
-from tests.helpers.hooks import steer
-from tests.helpers.support import plain
+from tests.helpers.support import plain, steer
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
 SAMPLED: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "seed": 3}

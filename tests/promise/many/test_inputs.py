@@ -10,8 +10,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.batches import METHODS, method_of
-from tests.helpers.support import noisy_copy, plain, results_of, seq_length
+from tests.helpers.support import METHODS, method_of, noisy_copy, plain, results_of, seq_length
 from tests.helpers.zoo import DECODER, FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}

@@ -10,7 +10,7 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from tests.helpers import zoo_wide
-from tests.helpers.dflash import HEADS, random_dflash_head
+from tests.helpers.head_models import HEADS, random_dflash_head
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain, results_of
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import hf_specdec
-from tests.helpers.drafters import RandomTreeDrafter
+from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import DRAFTS, PROMPT, plain
 from tests.helpers.zoo import DECODER, Family, build
 from tests.helpers.zoo_wide import NOT_MADE_AGAIN, shrunk

@@ -14,10 +14,9 @@ from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec.compat import CACHE, VALUES_KEEP_DTYPE
-from tests.helpers.batches import MASK, PADDED
 from tests.helpers.cover import wide_but
 from tests.helpers.graphs import on_cpu
-from tests.helpers.support import PROMPT, plain
+from tests.helpers.support import MASK, PADDED, PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
 
 

@@ -12,8 +12,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.forward.capabilities import findings
-from tests.helpers.batches import MASK, METHODS, PADDED, method_of
-from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
+from tests.helpers.support import DRAFTS, MASK, METHODS, PADDED, PROMPT, method_of, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 pytestmark = pytest.mark.probes_anew

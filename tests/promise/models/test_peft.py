@@ -12,10 +12,9 @@ import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.capabilities import findings
 from hf_specdec.forward.capabilities.probe import probe
-from tests.helpers.batches import IDS, PADDED
-from tests.helpers.dflash import random_dflash
 from tests.helpers.graphs import counting, on_cpu
-from tests.helpers.support import DRAFTS, PROMPT
+from tests.helpers.head_models import random_dflash
+from tests.helpers.support import DRAFTS, IDS, PADDED, PROMPT
 from tests.helpers.zoo import FAMILIES, build
 
 pytestmark = pytest.mark.filterwarnings(

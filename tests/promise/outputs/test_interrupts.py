@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.drafters import OracleDrafter
+from tests.helpers.drafts import OracleDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, seq_length, speculative
 from tests.helpers.zoo import FAMILIES, build
 from tests.promise.conftest import Draft

@@ -13,9 +13,8 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from tests.helpers.batches import IDS, MASK, METHODS, PADDED, method_of
 from tests.helpers.heads import random_head
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import IDS, MASK, METHODS, PADDED, PROMPT, method_of, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}

@@ -1,33 +1,86 @@
-"""A second device in the CPU's memory: its tensors refuse to meet the CPU's, and what the host waits for is listed.
+"""Emulated devices: reads and uploads of an accelerator, tensors that cannot be combined with the CPU's."""
 
-with EmulatedDevice() as device:
-    output = model.to(DEVICE).generate(prompt.to(DEVICE))
-    device.reads  # ["methods/common/node_logits.py:107", ...]
-
-Each of its tensors wraps a CPU tensor. Operations run there, and refuse what CUDA's refuse: tensors of two devices, the
-CPU's generators, reads as NumPy arrays. It has nothing of CUDA's own: graphs, events, fused kernels.
-"""
-
+import copy
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyDeviceGuard
 
-__all__ = ["DEVICE", "DeviceTensor", "EmulatedDevice"]
+import hf_specdec
+from hf_specdec.common import transfer
+from hf_specdec.engine.sampling import noise_ahead, sampler
+from hf_specdec.forward.target import compiled_forward
+from hf_specdec.methods.common import node_logits
+from tests.helpers.support import noisy_copy, plain
+from tests.helpers.zoo import FAMILIES
+from tests.matrix.test_batches import Batch
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no device be the host's own."""
+    for module in (transfer, compiled_forward, node_logits, noise_ahead, sampler):
+        monkeypatch.setattr(module, "is_host", lambda device: False)
+
+
+TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
+
+
+STATIC = [name for name in TREES if name != "falcon"]  # transformers' own fails there
+
+
+# What leads all nodes of a step to their tokens at once
+SAMPLING: dict[str, dict[str, Any]] = {
+    "top_k": {"temperature": 0.1, "top_k": 20},
+    "top_p": {"temperature": 0.1, "top_p": 0.9},
+    "min_p": {"temperature": 0.1, "min_p": 0.05},
+    "repetition_penalty": {"temperature": 0.1, "repetition_penalty": 0.95},
+    "all": {"temperature": 0.1, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 0.95},
+    "greedy": {"do_sample": False, "top_k": None, "repetition_penalty": 0.95},
+}
+
+
+def moved(model: Any, device: torch.device) -> Any:
+    """An enabled copy of a model on the device."""
+    return hf_specdec.enable(hf_specdec.disable(copy.deepcopy(model)).to(device))
+
+
+class DeviceBatch(Batch):
+    """The matrix's batch with the model, its draft and the inputs on the device."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__(model, noisy_copy(model), "greedy")
+        self.ids, self.mask = self.ids.to(device), self.mask.to(device)
+        self.options["attention_mask"] = self.mask
+        self.model, self.draft = moved(self.model, device), self.draft.to(device)
+        self.expected = plain(self.model, self.ids, **self.options, return_dict_in_generate=True)
+
 
 NAME = "privateuseone"  # torch's name for devices that others add; without a name of its own it is no accelerator
+
+
 DEVICE = torch.device(NAME, 0)
+
+
 CROSSING = {"copy_", "_to_copy"}
+
+
 # A device's tensor takes indices of the CPU, if not values.
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
+
+
 # The size of the result, or what the host does next, depends on values.
 READERS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim"}
+
+
 CONSTRUCTORS = {torch.tensor, torch.as_tensor, torch.asarray}
+
+
 _registered: list[bool] = []
 
 

@@ -1,13 +1,7 @@
-"""A stand-in for the flash_attn library, in plain torch: transformers' own code for FlashAttention runs on top of it.
-
-It takes what the library takes: no mask, but causal order from the bottom right, windows, soft-capping, sinks, and
-sequences packed one behind the other.
-
-with flash_attention(model):                # attn_implementation="flash_attention_2", as if it were installed
-    model.generate(...)
-"""
+"""Attention functions that stand in for kernels: one that takes no mask, one that is strict about its inputs."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -16,7 +10,10 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel, modeling_flash_attention_utils
 from transformers.integrations import flash_attention as integration
 
-__all__ = ["deaf_attention", "flash_attention"]
+from hf_specdec.compat.attention import attention_function_of
+from hf_specdec.kernels.attention import KernelAttention
+from hf_specdec.kernels.layout import LONG_TEXT
+from hf_specdec.kernels.registry import register
 
 NAME = "flash_attention_2"
 
@@ -107,3 +104,57 @@ def deaf_attention(module: Any, query: Any, key: Any, value: Any, attention_mask
     """An attention function in transformers' sense, deaf to masks: causal from the bottom right."""
     mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])
     return AttentionInterface()["sdpa"](module, query, key, value, mask[None, None], **kwargs)
+
+
+@dataclasses.dataclass
+class StrictKernel:
+    """Reference attention with the CUTLASS operator's rules.
+
+    Attributes:
+        alignment: numbers that strides and head dimensions must be multiples of; by default 16 bytes of them.
+    """
+
+    alignment: int | None = None
+    calls: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)
+
+    def step(self, dtype: torch.dtype) -> int:
+        return self.alignment or 16 // dtype.itemsize
+
+    def reason_against(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+        sizes = (query.shape[-1], value.shape[-1])
+        return "heads of this size" if any(size % self.step(query.dtype) for size in sizes) else None
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls.append((query.shape[1], key.shape[1], bias is not None))
+        self.check(query, key, value, bias)
+        scores = torch.einsum("bmhd,bkhd->bhmk", query.float(), key.float()) * scale
+        if bias is not None:
+            scores = scores + bias.float()
+        output = torch.einsum("bhmk,bkhd->bmhd", scores.softmax(dim=-1), value.float())
+        return output.to(query.dtype), scores.logsumexp(dim=-1)
+
+    def check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """The operator's rules, as xformers states them."""
+        batch, num_queries, heads, head_dim = query.shape
+        assert key.shape == (batch, key.shape[1], heads, head_dim), "heads are not broadcast"
+        assert value.shape[:3] == key.shape[:3]
+        assert query.dtype == key.dtype == value.dtype
+        step = self.step(query.dtype)
+        for tensor in (query, key, value):
+            assert tensor.shape[-1] % step == 0 and tensor.stride(-1) == 1
+            assert tensor.stride(-2) % step == 0
+        if bias is None:
+            return
+        assert bias.shape == (batch, heads, num_queries, key.shape[1]), "exactly this shape"
+        assert bias.dtype == query.dtype, "additive, in the query's dtype"
+        assert bias.stride(-1) == 1 and all(stride % step == 0 for stride in bias.stride()[:-1])
+        assert bias.isfinite().all()
+
+
+def strict_attention(name: str, *, long_text: int = LONG_TEXT) -> Any:
+    """The attention of a strict kernel under `name`, registered once for all tests."""
+    if attention_function_of(name) is None:
+        register(KernelAttention(name, StrictKernel(), long_text=long_text))
+    return attention_function_of(name)
