@@ -110,7 +110,7 @@ def is_library_code(module: torch.nn.Module) -> bool:
     """
     parts = modules_of(module)
     forwards = [forward for part in parts if (forward := vars(part).get("forward")) is not None]
-    if hooks_of(module) or not all(map(_is_harmless, forwards)):
+    if hooks_of(module) or not all(map(is_harmless, forwards)):
         return False
     return all(cls.forward.__module__.startswith(LIBRARIES) for cls in {type(part) for part in parts})
 
@@ -134,7 +134,7 @@ def _changes_of(attributes: Mapping[str, Any]) -> Iterator[Hashable]:
             yield name, hooks
     for name in ("forward", "_compiled_call_impl"):
         own = attributes.get(name)
-        if own is not None and not _is_harmless(own):
+        if own is not None and not is_harmless(own):
             yield name, same(own), _flags_of_owner(own)
     if "_active_adapter" in attributes:
         yield repr([attributes.get(name) for name in ADAPTER_STATE])
@@ -146,14 +146,15 @@ def _hooks(hooks: Mapping[int, Any]) -> tuple[Hashable, ...]:
     PEFT's that say which adapters act in one call are left out: an adapter computes as those that are active do. Those
     that say which tasks are alike in calls of as many rows.
     """
-    found = [hook for hook in tuple(hooks.values()) if not (_is_harmless(hook) or is_adapter_hook(hook))]
+    found = [hook for hook in tuple(hooks.values()) if not (is_harmless(hook) or is_adapter_hook(hook))]
     return tuple(
         (SameCode(hook), *_flags_of_owner(hook)) if (rows := rows_of_tasks(hook)) is None else ("tasks", rows)
         for hook in found
     )
 
 
-def _is_harmless(hook: Any) -> bool:
+def is_harmless(hook: Any) -> bool:
+    """Returns whether a hook leaves what a forward computes as it is."""
     module = str(getattr(hook, "__module__", ""))
     is_gradients = getattr(hook, "__name__", "") in GRADIENT_HOOKS and module.startswith(("transformers.", "peft."))
     return is_gradients or module.startswith(HARMLESS_HOOKS)

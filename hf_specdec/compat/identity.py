@@ -62,7 +62,7 @@ class SameCode:
 
 
 def _code_and_values(function: Any, depth: int) -> tuple[Hashable, tuple[Hashable, ...] | None]:
-    """A function's code, and what it may read beside its arguments and globals; `None` where that does not show."""
+    """A function's code, and what it may read besides its arguments and globals; `None` where that does not show."""
     if isinstance(function, functools.partial):
         code, values = _code_and_values(function.func, depth)
         given = _values((*function.args, *function.keywords.items()), depth)

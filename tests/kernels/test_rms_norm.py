@@ -15,7 +15,7 @@ from hf_specdec.kernels.few_token import FewTokenLayers
 from tests.kernels.layer_cases import decided, has_core, inside, tokens, writes_plains_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Of a result, relative: sums of squares in another order; in halves those may round to the number beside, twice.
+# Of a result, relative: sums of squares in another order; in halves those may round to the neighbouring number, twice.
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 pytestmark = has_core

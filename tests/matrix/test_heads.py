@@ -1,6 +1,6 @@
 """Every kind of draft head in every call: the same tokens as plain `generate`, seed for seed.
 
-A further kind is a line of `tests/helpers/head_cases.py`.
+A further kind is a line of `tests/helpers/heads.py`.
 """
 
 import functools

@@ -14,7 +14,12 @@ Rule = Callable[[Facts, Request], str | None]
 Check = Callable[[Facts, Request], None]
 
 # What can be said of a model alone.
-MODEL_RULES: tuple[Rule, ...] = (model.own_loop, model.adapters_by_position, model.one_token_a_forward)
+MODEL_RULES: tuple[Rule, ...] = (
+    model.own_loop,
+    model.adapters_by_position,
+    model.hooked_cache,
+    model.one_token_a_forward,
+)
 # Why a call of a model that none of those rules out is decoded plainly.
 CALL_RULES: tuple[Rule, ...] = (
     cache.repeated_text,

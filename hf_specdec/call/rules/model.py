@@ -21,6 +21,13 @@ def adapters_by_position(facts: Facts, request: Request) -> str | None:
     return None
 
 
+def hooked_cache(facts: Facts, request: Request) -> str | None:
+    """A hook may compress or evict keys and values, so that columns of the cache are no longer tokens of the text."""
+    if (hook := compat.hook_with_cache(facts.model)) is not None:
+        return f"a hook ({hook}) gets the cache and may change it"
+    return None
+
+
 def one_token_a_forward(facts: Facts, request: Request) -> str | None:
     """The probe found no forward of several tokens right."""
     return facts.found.capability.reason if facts.tier == "plain" else None
