@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import JambaForCausalLM
 
 import hf_specdec
 from hf_specdec.cache.contents import contents
@@ -61,6 +62,19 @@ def test_states_come_back_as_plain_generation_leaves_them(name: str, rows: int) 
 def test_in_bf16_states_are_compared_by_what_rounding_does_to_them(name: str) -> None:
     model = hf_specdec.enable(build(shrunk(name), "causal", 0.15).to(torch.bfloat16))
     assert hf_specdec.capability(model).tier == "chain"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.at_most(2)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_in_half_precision_a_forgotten_state_is_not_taken_for_rounding(seed: int, dtype: torch.dtype) -> None:
+    """Weights as they are initialised: the state is 0.01 to 0.07 of its norm away, by logits nothing is."""
+    config = shrunk("jamba")
+    config.num_hidden_layers = 2
+    torch.manual_seed(seed)
+    model = hf_specdec.enable(JambaForCausalLM(config).eval().to(dtype))
+    assert hf_specdec.capability(model).tier == "plain"
 
 
 @pytest.mark.filterwarnings("ignore")

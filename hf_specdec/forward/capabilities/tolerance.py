@@ -24,11 +24,13 @@ class Tolerance:
 
     Attributes:
         logits (`float`): difference of a logit, over the largest one.
-        states (`float`): norm of the difference of a tensor in the cache, over the tensor's norm.
+        states (`tuple[float, ...]`): norm of the difference of each tensor in the cache, over the tensor's norm.
+        other_states (`float`): the same of tensors that are kept elsewhere, or not listed.
     """
 
     logits: float = EXACT
-    states: float = EXACT
+    states: tuple[float, ...] = ()
+    other_states: float = EXACT
 
     def check_logits(self, rows: torch.Tensor, wanted: torch.Tensor) -> float:
         """The error of logits; raises where rounding cannot explain it.
@@ -52,13 +54,15 @@ class Tolerance:
         Raises:
             Mismatch: tensors differ, or are of other shapes.
         """
-        error = _state_error(found, wanted)
-        if not error <= self.states:
-            raise Mismatch(f"states in {kept_by} differ by {error:.1g} of their norm")
+        errors = _state_errors(found, wanted)
+        allowed = self.states if len(errors) == len(self.states) else (self.other_states,) * len(errors)
+        for error, most in zip(errors, allowed, strict=True):
+            if not error <= most:
+                raise Mismatch(f"states in {kept_by} differ by {error:.1g} of their norm")
 
 
 def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch.Tensor], Reference]) -> Tolerance:
-    """In half precision a multiple of what another split of the text does to its logits and states, by two forwards.
+    """In half precision a multiple of what another split of the text does to logits and to each state, by two forwards.
 
     It stays below what another prompt does to the logits, lest a forward that forgets the prompt pass for exact.
 
@@ -76,9 +80,11 @@ def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch
     least = max(2 * rounding, LEAST_INEXACT)
     of_logits = min(least, max(influence / NOISE_FACTOR, rounding / 2))
     noise = _logit_error(at_once.logits, known.logits[:, -1:])
+    of_states = [max(NOISE_FACTOR * error, rounding / 2) for error in _state_errors(at_once.cache, known.cache)]
     return Tolerance(
         min(max(NOISE_FACTOR * noise, of_logits), MOST_INEXACT),
-        min(max(NOISE_FACTOR * _state_error(at_once.cache, known.cache), least), MOST_INEXACT),
+        tuple(min(most, MOST_INEXACT) for most in of_states),
+        least,
     )
 
 
@@ -93,13 +99,12 @@ def _logit_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
 
 
-def _state_error(cache: Any, wanted: Any) -> float:
-    """Largest norm of the difference of two tensors over the norm of the one that is wanted."""
+def _state_errors(cache: Any, wanted: Any) -> list[float]:
+    """Norm of the difference of each two tensors over the norm of the one that is wanted."""
     own, others = list(contents(cache)), list(contents(wanted))
     if [tensor.shape for tensor in own] != [tensor.shape for tensor in others]:
-        return math.inf
-    errors = [
+        return [math.inf]
+    return [
         float((state.float() - other.float()).norm() / other.float().norm().clamp(min=1e-6))
         for state, other in zip(own, others, strict=True)
     ]
-    return math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
