@@ -26,7 +26,7 @@ from transformers.generation.stopping_criteria import (
 from transformers.utils import ModelOutput
 
 from hf_specdec.compat.cache_code import foreign_code
-from hf_specdec.compat.cache_hooks import hook_with_cache
+from hf_specdec.compat.cache_hooks import code_with_cache
 from hf_specdec.compat.caches import (
     CACHE,
     CACHE_LENGTHS,

@@ -4,7 +4,7 @@ import functools
 import types
 import weakref
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -73,7 +73,7 @@ def _code_and_values(function: Any, depth: int) -> tuple[Hashable, tuple[Hashabl
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
         return _code_of(function), _values((*defaults, *cells), depth)
-    return type(function), _attributes(function, depth)
+    return cast(Hashable, type(function)), _attributes(function, depth)
 
 
 def _code_of(function: Any) -> Hashable:
@@ -86,7 +86,7 @@ def _attributes(owner: Any, depth: int) -> tuple[Hashable, ...] | None:
     attributes = getattr(owner, "__dict__", None)
     if isinstance(owner, torch.nn.Module) or not isinstance(attributes, Mapping):
         return None
-    return type(owner), _values(tuple(attributes.items()), depth)
+    return cast(Hashable, type(owner)), _values(tuple(attributes.items()), depth)
 
 
 def _values(values: tuple[Any, ...], depth: int) -> tuple[Hashable, ...]:

@@ -22,9 +22,9 @@ def adapters_by_position(facts: Facts, request: Request) -> str | None:
 
 
 def hooked_cache(facts: Facts, request: Request) -> str | None:
-    """A hook may compress or evict keys and values, so that columns of the cache are no longer tokens of the text."""
-    if (hook := compat.hook_with_cache(facts.model)) is not None:
-        return f"a hook ({hook}) gets the cache and may change it"
+    """Code of the caller's may compress or evict keys and values, so that columns are no longer tokens of the text."""
+    if (name := compat.code_with_cache(facts.model)) is not None:
+        return f"the {name} reads the cache and may change it"
     return None
 
 

@@ -56,9 +56,8 @@ def test_the_text_is_plain_generate_s_from_the_first_call_on(
     for _ in range(2):
         output = model.generate(ids, **SETTINGS, spec_method=method, return_dict_in_generate=True)
         assert output.sequences.tolist() == expected.tolist()
-    assert (
-        output.spec_stats.plain_reason == f"a hook ({hook.__name__} of LlamaAttention) gets the cache and may change it"
-    )
+    reason = f"the hook {hook.__name__} of LlamaAttention reads the cache and may change it"
+    assert output.spec_stats.plain_reason == reason
 
 
 def test_drafts_return_with_the_last_hook(model: PreTrainedModel) -> None:
@@ -84,6 +83,46 @@ def test_a_hook_that_holds_the_cache_is_one(model: PreTrainedModel) -> None:
         PROMPTS[:1], **SETTINGS, spec_method="auto", return_dict_in_generate=True, **{compat.CACHE: cache}
     )
     assert "shorten of LlamaForCausalLM" in output.spec_stats.plain_reason
+
+
+def test_a_hook_on_the_model_s_output_is_one(model: PreTrainedModel) -> None:
+    def crop(module: Any, args: Any, output: Any) -> None:
+        output[compat.CACHE].crop(-2)
+
+    model.register_forward_hook(crop)
+    expected = plain(model, PROMPTS, **SETTINGS)
+    for method in ("plain", "prompt_lookup"):
+        assert model.generate(PROMPTS, **SETTINGS, spec_method=method).tolist() == expected.tolist()
+
+
+def test_a_forward_in_the_place_of_attention_s_is_one(model: PreTrainedModel) -> None:
+    """It evicts from a length on that a probe's few tokens do not reach."""
+    for block in model.model.layers:
+        attention, inner = block.self_attn, block.self_attn.forward
+
+        def forward(*args: Any, module: Any = attention, computed: Any = inner, **kwargs: Any) -> Any:
+            result, layer = computed(*args, **kwargs), kwargs[compat.CACHE].layers[module.layer_idx]
+            if layer.keys.shape[2] > KEPT:
+                layer.keys, layer.values = (
+                    layer.keys[:, :, -KEPT:].contiguous(),
+                    layer.values[:, :, -KEPT:].contiguous(),
+                )
+            return result
+
+        attention.forward = forward
+    expected = plain(model, PROMPTS, **SETTINGS)
+    for method in ("plain", "prompt_lookup"):
+        assert model.generate(PROMPTS, **SETTINGS, spec_method=method).tolist() == expected.tolist()
+
+
+def test_a_hook_that_counts_forwards_leaves_the_drafts(model: PreTrainedModel) -> None:
+    widths = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    output = model.generate(PROMPTS[:1], **SETTINGS, spec_method="prompt_lookup", return_dict_in_generate=True)
+    assert output.spec_stats.plain_reason is None
+    assert max(widths[1:]) > 1
 
 
 def test_a_hook_on_hidden_states_leaves_the_drafts(model: PreTrainedModel) -> None:
