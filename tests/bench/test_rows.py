@@ -21,7 +21,7 @@ def test_every_method_has_a_row(loaded: LoadedModel) -> None:
     rows, left_out = default_rows(loaded)
     without_draft = [name for name, method in METHODS.items() if not method.needs_model]
     assert [row.name for row in rows] == [REFERENCE, "transformers:prompt_lookup", *without_draft]
-    assert list(left_out) == ["transformers:assistant", "draft_model", "eagle3", "mtp", "dflash"]
+    assert list(left_out) == ["transformers:assistant", "dflash", "draft_model", "eagle3", "mtp"]
     assert left_out["mtp"].startswith("LlamaForCausalLM must be a model with MTP layers that can be read here, but")
 
 
@@ -55,7 +55,7 @@ def test_a_head_brings_the_row_of_its_method(loaded: LoadedModel) -> None:
 def test_a_draft_model_brings_its_rows(helped: LoadedModel) -> None:
     rows, left_out = default_rows(helped)
     assert {"transformers:assistant", "draft_model"} <= {row.name for row in rows}
-    assert list(left_out) == ["eagle3", "mtp", "dflash"]
+    assert list(left_out) == ["dflash", "eagle3", "mtp"]
     ours = row('draft_model={"num_branches": 3}', helped)
     assert ours.arguments(None)["assistant_model"] is helped.assistant
     assert ours.config is not None and ours.config["num_branches"] == 3

@@ -18,7 +18,7 @@ PLACED = (
     ("--threads", "2"),
 )
 HEAD = ("--head", "mine")
-OF_DRAFTS = (("--assistant-model", "mine"), ("--draft-dtype", "fp32"))
+OF_DRAFTS = (("--draft-model", "mine"), ("--draft-dtype", "fp32"))
 OF_PRECISION = (("--dtype", "fp32"), ("--attn-implementation", "eager"))
 OF_MODELS = (*PLACED, ("--model", "mine"), *OF_DRAFTS, HEAD, ("--widen", "320x7"), *OF_PRECISION)
 OF_TEXTS = (

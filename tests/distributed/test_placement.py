@@ -185,7 +185,7 @@ def test_shared_weights_stay_together(fresh: Any, two_gpus: None) -> None:
 def test_target_and_draft_go_apart(model: Any, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = noisy_copy(model)
     seen: list[tuple[Any, torch.device]] = []
-    monkeypatch.setattr(type(model), "to", lambda self, device: seen.append((self, device)))
+    monkeypatch.setattr(model.__class__, "to", lambda self, device: seen.append((self, device)))
     move_pair(model, draft, target_devices=[0], draft_devices=[1])
     assert seen == [(model, TWO_GPUS[1]), (draft, TWO_GPUS[2])]
 

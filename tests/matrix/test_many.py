@@ -176,7 +176,7 @@ def test_a_bad_prompt_fails_alone(alone: Callable[[str, str], Alone]) -> None:
     reference = alone("llama", "greedy")
     prompts: list[Any] = list(PROMPTS)
     prompts[2], prompts[5], prompts[9] = [5, 999], [], [[1, 2], [3, 4]]
-    wrong = {2: "vocab_size", 5: "", 9: "one sequence"}
+    wrong = {2: "tokens that the model embeds", 5: "", 9: "one sequence"}
     errors = {}
     for result in reference.many("prompt_lookup", prompts, max_batch_size=4):
         if result.error is not None:

@@ -17,8 +17,8 @@ LEFT = "or pass spec_method=None"
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "prompt_lookup_num_tokens": ("auto", 10, 'Use spec_method="prompt_lookup", which takes it'),
     "max_matching_ngram_size": ("lookahead", 2, 'Use spec_method="prompt_lookup", which takes it'),
-    "num_assistant_tokens": ("prompt_lookup", 5, 'Use spec_method="draft_model" or "eagle3"'),
-    "assistant_confidence_threshold": ("auto", 0.0, 'Use spec_method="draft_model" or "eagle3"'),
+    "num_assistant_tokens": ("prompt_lookup", 5, '"draft_model" or "eagle3"'),
+    "assistant_confidence_threshold": ("auto", 0.0, '"draft_model" or "eagle3"'),
     "assistant_early_exit": ("auto", 1, 'Use spec_method="draft_model", which takes it'),
     "num_assistant_tokens_schedule": ("draft_model", "constant", "confidence_threshold"),
     "assistant_lookbehind": ("draft_model", 10, "word boundary"),

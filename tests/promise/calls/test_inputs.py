@@ -13,7 +13,6 @@ from tests.helpers.support import (
     DRAFTS,
     PROMPT,
     assert_same_run,
-    assert_same_tensors,
     both,
     plain,
     run,
@@ -170,16 +169,6 @@ def test_a_left_padded_batch_ends_row_by_row(model: Any) -> None:
 
     reference, ours = both(model, make, lambda _: LOOKUP)
     assert torch.equal(ours.output.sequences, reference.output.sequences)
-
-
-def test_several_answers_to_one_prompt_are_plain_decodings(model: Any) -> None:
-    def make() -> dict[str, Any]:
-        return {"do_sample": True, "num_return_sequences": 3, "output_scores": True}
-
-    reference, ours = both(model, make, lambda _: LOOKUP)
-    assert ours.output.sequences.shape[0] == 3
-    assert torch.equal(ours.output.sequences, reference.output.sequences)
-    assert_same_tensors(ours.output.scores, reference.output.scores)
 
 
 def test_the_mask_and_the_ids_are_left_alone(model: Any, draft: Draft) -> None:
