@@ -54,7 +54,7 @@ def virtual_tokens_fault(model: PreTrainedModel) -> str | None:
     return (
         f"PEFT {version('peft')} hands virtual tokens over by a name that transformers {transformers.__version__} does "
         "not read: prefix tuning has no effect and prompt tuning is applied at each step, with spec_method or without. "
-        f"Install peft>={MIN_PEFT_VERSION}, or transformers<5.24."
+        f"Install transformers<5.24, or peft>={MIN_PEFT_VERSION}, which this transformers asks for."
     )
 
 

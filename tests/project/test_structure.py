@@ -35,6 +35,12 @@ def test_files_stay_small() -> None:
     assert not {file: count for file, count in lines.items() if count > MAX_FILE_LINES}
 
 
+def test_the_package_shows_sixteen_names_at_most() -> None:
+    names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert {"call", "engine", "methods", "tools"} <= names
+    assert len(names) <= 16
+
+
 def test_functions_stay_small() -> None:
     lines = {(str(file.relative_to(ROOT)), name): count for file in FILES for name, count in functions_of(file)}
     assert len(lines) > 1000
