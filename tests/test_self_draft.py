@@ -14,7 +14,7 @@ from accelerate import dispatch_model
 import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.loading.self_drafting import self_draft
-from tests.helpers.support import PROMPT
+from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import DECODER, FAMILIES, VOCAB_SIZE, build
 
 pytestmark = pytest.mark.each_value_in_file
@@ -244,3 +244,13 @@ def test_adapters_go_along() -> None:
     draft = self_draft(adapted, layers=2)
     assert sum("lora_" in name for name, _ in draft.named_parameters()) == 2 * 2 * 2
     assert text_of(draft) != bare
+
+
+def test_the_model_goes_on_showing_hidden_states() -> None:
+    """transformers' hooks that collect them are on layers that the draft shares."""
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    options: dict[str, Any] = {"max_new_tokens": 2, "output_hidden_states": True, "return_dict_in_generate": True}
+    before = plain(model, PROMPT, **options)
+    self_draft(model, layers=1)
+    after = plain(model, PROMPT, **options)
+    assert [len(states) for states in after.hidden_states] == [len(states) for states in before.hidden_states]

@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.api.enable import disable
+from hf_specdec.api.enabled_model import become_plain
+from hf_specdec.engine.model_state import ATTRIBUTE
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.networks.layer_cut import cut_after, layers_of, path_to_layers
 
@@ -51,4 +52,7 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
         raise ConfigError("layers", rule, layers, remedy)
     first = torch.nn.ModuleList(list(own)[:layers])
     first.training = own.training
-    return disable(cut_after(inner, path, first))  # what was enabled on the model belongs to the model
+    draft = cut_after(inner, path, first)
+    become_plain(draft)
+    vars(draft).pop(ATTRIBUTE, None)  # the model's own; hooks of the shared layers stay, too
+    return draft
