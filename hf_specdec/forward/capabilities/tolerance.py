@@ -13,8 +13,6 @@ from hf_specdec.forward.capabilities.attempts import Mismatch, ProbeFailed
 from hf_specdec.forward.capabilities.reference import Reference
 
 RECENT = 5  # tokens that a convolution's state may hold
-# The split that shows rounding may forget states, too, where a model does: no more than some roundings are allowed.
-MOST_ROUNDING = 4.0
 EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # relative to the largest logit, or to a state's norm
 TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
 LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision instructions round oftener than others
@@ -85,7 +83,7 @@ def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch
     of_states = [max(NOISE_FACTOR * error, rounding / 2) for error in _state_errors(at_once.cache, known.cache)]
     return Tolerance(
         min(max(NOISE_FACTOR * noise, of_logits), MOST_INEXACT),
-        tuple(min(most, MOST_ROUNDING * rounding) for most in of_states),
+        tuple(min(most, MOST_INEXACT) for most in of_states),
         least,
     )
 
