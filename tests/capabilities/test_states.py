@@ -78,6 +78,17 @@ def test_in_half_precision_a_forgotten_state_is_not_taken_for_rounding(seed: int
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_forgotten_state_of_small_numbers_is_found(dtype: torch.dtype) -> None:
+    """Norms that add 1 to the variance: the state's norm is 1e-8."""
+    config = shrunk("jamba")
+    config.num_hidden_layers, config.rms_norm_eps = 2, 1.0
+    torch.manual_seed(0)
+    model = hf_specdec.enable(JambaForCausalLM(config).eval().to(dtype))
+    assert hf_specdec.capability(model).tier == "plain"
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_state_that_several_tokens_change_more_is_found_though_no_logit_shows_it() -> None:
     """A layer whose output is not read, of a model that keeps its states otherwise."""
     model = build(shrunk("qwen3_next"), "causal", 0.15)

@@ -15,6 +15,7 @@ from hf_specdec.forward.capabilities.reference import Reference
 RECENT = 5  # tokens that a convolution's state may hold
 EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # relative to the largest logit, or to a state's norm
 TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
+SMALLEST = torch.finfo(torch.float32).tiny  # divisor in the place of 0; a state of small numbers is a state
 LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision instructions round oftener than others
 
 
@@ -96,7 +97,7 @@ def _rounds_exactly(model: PreTrainedModel) -> bool:
 
 def _logit_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
     """Largest difference over the largest logit."""
-    return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6)).item()
+    return ((rows - wanted).abs().max() / wanted.abs().max().clamp(min=SMALLEST)).item()
 
 
 def _state_errors(cache: Any, wanted: Any) -> list[float]:
@@ -105,6 +106,6 @@ def _state_errors(cache: Any, wanted: Any) -> list[float]:
     if [tensor.shape for tensor in own] != [tensor.shape for tensor in others]:
         return [math.inf]
     return [
-        float((state.float() - other.float()).norm() / other.float().norm().clamp(min=1e-6))
+        float((state.float() - other.float()).norm() / other.float().norm().clamp(min=SMALLEST))
         for state, other in zip(own, others, strict=True)
     ]
