@@ -172,7 +172,7 @@ class _Cropped:
         return self
 
     def checkpoint(self, num_columns: int) -> None:
-        """What is written can be cropped."""
+        """Always: columns that were written can be cropped."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
         kept = min(len(path) for path in paths)

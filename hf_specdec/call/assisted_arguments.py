@@ -101,6 +101,6 @@ def check_none_asked(arguments: Mapping[str, Any]) -> None:
 
 
 def _instead(name: str) -> str:
-    """What to do for an argument of transformers' that a call's method does not take."""
+    """Remedy for an argument of transformers' that a call's method does not take."""
     takers = " or ".join(f'"{m.name}"' for m in METHODS.values() if name in m.config_class.transformers_arguments)
     return f"Use spec_method={takers}, which takes it." if takers else INSTEAD[name]

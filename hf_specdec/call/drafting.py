@@ -57,7 +57,7 @@ def drafting_of(
 def _network_runner(
     facts: Facts, request: Request, plan: CallPlan, encoder_inputs: Any
 ) -> tuple[BaseDraftRunner | None, list[Translation] | None]:
-    """What drafts with a network, and each row's text in its vocabulary where that is another one."""
+    """The runner of the call's draft network, and each row's text in its vocabulary where that is another one."""
     call = facts.call
     if (layers := request.config.drafting_layers) is not None:
         finding = facts.found.early_exit(facts.model, layers)

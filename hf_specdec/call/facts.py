@@ -66,7 +66,7 @@ class Facts:
 
     @property
     def has_static_cache(self) -> bool:
-        """Whether the call has a static cache, which an encoder-decoder holds within its own."""
+        """True if the call has a static cache, which an encoder-decoder holds within its own."""
         return isinstance(getattr(self.cache, "self_attention_cache", self.cache), compat.StaticCache)
 
     @cached_property
@@ -86,12 +86,12 @@ class Facts:
 
     @property
     def tier(self) -> Tier:
-        """What one forward of the model verifies."""
+        """Tier of the call: a tree, a chain, or one token (`"plain"`) verified by a forward."""
         return self.found.capability.tier if self.chain_reason is None else "chain"
 
     @property
     def tier_reason(self) -> str:
-        """Why it verifies that."""
+        """Reason for the tier."""
         return self.chain_reason or self.found.capability.reason
 
     @property
@@ -105,7 +105,7 @@ class Facts:
         return rows_of({name: value for name, value in found.items() if value is not None}, [0], self.num_rows)
 
     def batch_reason(self) -> str | None:
-        """Why the model decodes batches plainly, or `None`; probed at the first batch."""
+        """Reason to decode batches plainly, or `None`; the model is probed at its first batch."""
         return self.found.batch_fallback_reason(self.model, self.encoder_kwargs)
 
     def with_chains_only(self, reason: str) -> "Facts":
@@ -140,7 +140,7 @@ class Facts:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the call's inputs are."""
+        """Device of the call's inputs."""
         return compat.input_device(self.model) if self._call is None else self._call.input_ids.device
 
     def costs(self, request: Request) -> StepCosts | None:

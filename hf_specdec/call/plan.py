@@ -77,7 +77,7 @@ def _first_reason(rules: Iterable[Rule], facts: Facts, request: Request) -> str 
 
 
 def _refusal(facts: Facts, request: Request) -> str | None:
-    """What is wrong with a call whose method is a default; raised for any other."""
+    """Runs the checks: a refusal of a method by default is returned, that of any other raised."""
     try:
         for check in CHECKS:
             check(facts, request)

@@ -48,7 +48,7 @@ class Settings:
         return next((v for v in (getattr(config, name, None) for config in self.configs) if v is not None), None)
 
     def is_own(self, name: str) -> bool:
-        """Whether the model's own configuration alone gives a setting its value."""
+        """Returns whether the model's own configuration alone gives a setting its value."""
         return name not in self.arguments and getattr(self.given, name, None) is None
 
     def without(self, *names: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Request:
 
     @property
     def is_assisted(self) -> bool:
-        """Whether transformers' assisted decoding is asked for."""
+        """True if transformers' assisted decoding is asked for."""
         return self.config.engine == "assisted"
 
     @property

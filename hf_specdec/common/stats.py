@@ -21,7 +21,7 @@ LOOPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlan:
-    """How one call is decoded, and why; made once, before its first forward. `print` shows it.
+    """Plan of one call: the way it is decoded, with the reason; made once, before its first forward.
 
     Attributes:
         way (`str`): what a forward of the target verifies: `"tree"`, `"chain"`, or `"plain"` for one token.
@@ -58,11 +58,11 @@ class CallPlan:
 
     @property
     def plain_reason(self) -> str | None:
-        """Why the call is decoded without this package's speculation; `None` where it is not."""
+        """Reason to decode the call without this package's speculation; `None` where it speculates."""
         return self.reason if self.loop == "transformers" else None
 
     def lines(self) -> dict[str, str]:
-        """What `print` shows, by its name."""
+        """Lines that `print` shows, by their names."""
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows"
         if self.shares_batch:
             rows = "1 row of a shared batch"

@@ -45,6 +45,6 @@ def _foreign_code_of(cls: type) -> str | None:
 
 
 def _is_library_code(attribute: Any) -> bool:
-    """Whether a class's attribute is no function, or one of transformers' or torch's files; a wrapper's file counts."""
+    """Returns whether an attribute is no function, or one of transformers' or torch's files (of a wrapper, its own)."""
     function = getattr(attribute, "fget", None) or getattr(attribute, "__func__", attribute)
     return not isinstance(function, FunctionType) or function.__code__.co_filename.startswith(FOLDERS)

@@ -1,4 +1,4 @@
-"""Returns whether an error of a compiled forward is the compiler's, or that of a hook which has run.
+"""Errors of a compiled forward: tells the compiler's from those of a hook that has run.
 
 Names                              Why
 `_forward_hooks` and the like      the hooks of a module, and of all modules (see `fingerprint`)

@@ -25,7 +25,7 @@ MOST_ROOM = 4096  # new tokens that buffers are made for at once
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What `generate` prepared for one call.
+    """Arguments of one call, as `generate` prepared them for a decoding method.
 
     Attributes:
         model_kwargs: everything else the model's forward gets: masks, positions, cache, encoder outputs.
@@ -68,7 +68,7 @@ class Call:
 
     @property
     def reads_embeddings(self) -> bool:
-        """Whether the prompt's forward reads `inputs_embeds`, whether or not there are ids besides them."""
+        """True if the prompt's forward reads `inputs_embeds`, with or without token ids."""
         return not self.model.config.is_encoder_decoder and self.model_kwargs.get("inputs_embeds") is not None
 
     @property
@@ -79,13 +79,13 @@ class Call:
 
     @property
     def is_padded(self) -> bool:
-        """Whether the mask of the prompts hides tokens."""
+        """True if the mask of the prompts hides tokens."""
         mask = self.model_kwargs.get("attention_mask")
         return isinstance(mask, torch.Tensor) and not (self.model.config.is_encoder_decoder or bool(mask.all()))
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether no streamer, processor, criterion, observer or drafter of the caller's runs at each token."""
+        """True if no streamer, processor, criterion, observer or drafter of the caller's runs at each token."""
         called = [*self.logits_processor, *self.stopping_criteria, *self.user_callbacks]
         return not any(
             isinstance(one, PerRow | PrefixConstrainedLogitsProcessor)  # which ask a function of the caller's

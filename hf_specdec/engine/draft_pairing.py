@@ -95,14 +95,14 @@ def translations_of(call: Call, tokenizer: Any, assistant_tokenizer: Any) -> lis
 
 
 def vocab_sizes(*models: PreTrainedModel) -> list[int]:
-    """How many token ids each model knows, padding included."""
+    """Number of token ids that each model knows, padding included."""
     return [compat.text_config(model.config).vocab_size for model in models]
 
 
 def draft_capability(
     target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool = False, now: Fingerprint | None = None
 ) -> Capability:
-    """How the draft can be driven, once it is clear that it goes together with the target.
+    """Checks that target and draft go together; returns what the draft's probe has found.
 
     Args:
         translates: whether the draft has a tokenizer of its own.
@@ -216,7 +216,7 @@ def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dic
 
 
 def _with_targets_encoding(call: Call, draft: PreTrainedModel) -> dict[str, Any]:
-    """What the target's encoder says, for a draft that is a decoder alone."""
+    """Arguments with the target's encoder output, for a draft that is a decoder alone."""
     states = call.model_kwargs["encoder_outputs"][0].to(compat.input_device(draft), draft.dtype)
     return {"use_cache": True, **compat.fresh_cache(draft), "encoder_outputs": (states,)}
 

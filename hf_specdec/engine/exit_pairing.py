@@ -48,7 +48,7 @@ def check_exit(call: Call, layers: int) -> None:
 
 
 def _keeps_keys_alone(model: PreTrainedModel) -> bool:
-    """Whether the model's cache holds keys and values, and nothing besides them."""
+    """Returns whether the model's cache holds keys and values, and nothing besides them."""
     cache = compat.fresh_cache(model).get(compat.CACHE)
     return cache is not None and SpecCache.adopt(cache) is not None
 

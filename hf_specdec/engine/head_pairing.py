@@ -206,7 +206,7 @@ def without_weights_of(target: PreTrainedModel, head: DraftHead) -> None:
 
 
 def _are_equal(own: Any, of_target: Any, module_class: type) -> bool:
-    """Whether both are modules of exactly this class with equal weights in one dtype."""
+    """Returns whether both are modules of exactly this class with equal weights in one dtype."""
     if {type(own), type(of_target)} != {module_class}:
         return False
     one, other = own.weight, of_target.weight
@@ -216,7 +216,7 @@ def _are_equal(own: Any, of_target: Any, module_class: type) -> bool:
 
 
 def _relative_cost(call: Call, head: DraftHead) -> float:
-    """What a forward of the head costs over one of the target, roughly."""
+    """Cost of a forward of the head over one of the target, roughly."""
     num_layers = compat.text_config(call.model.config).num_hidden_layers
     own = head.num_weights
     if isinstance(head, BlockHead) and head.lm_head is None:  # it reads the target's output head for each block

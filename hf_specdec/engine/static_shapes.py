@@ -32,7 +32,7 @@ SERVING_WIDTH = FLAT_WIDTHS[1]  # of the graph in which one token runs at first
 
 
 def reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str | None:
-    """Why a model is not driven over buffers of fixed shape in the place of a static cache, or `None`."""
+    """Reason not to put buffers of fixed shape in the place of a static cache; `None` where they can be."""
     if tier != "tree":
         return "over a static cache only models of the tree tier are driven"
     if model.config.is_encoder_decoder or not takes_positions(model):
@@ -95,14 +95,14 @@ def compile_settings(call: Call) -> dict[str, Any] | None:
 
 
 def reason_against_compiling(model: PreTrainedModel) -> str | None:
-    """Why a model's forwards are not compiled, or `None`."""
+    """Reason not to compile a model's forwards; `None` where they can be compiled."""
     if compat.has_row_hooks(model):
         return "PEFT's adapter_names and task_ids are hooks of one call, which a compiled forward would keep"
     return None if rotary_of(model) is None else HIDDEN_LENGTH
 
 
 def compiled_target(call: Call) -> CompiledForward | None:
-    """What runs the target's forwards compiled; `None` where plain generate would not compile them, or cannot be."""
+    """Compiled forward of the target; `None` where plain generate would not compile it, or it cannot be compiled."""
     settings = compile_settings(call)
     if settings is None or reason_against_compiling(call.model) is not None:
         return None
@@ -111,7 +111,7 @@ def compiled_target(call: Call) -> CompiledForward | None:
 
 @dataclass(frozen=True, slots=True)
 class DraftShapes:
-    """What a draft model's forwards need to be compiled: a static cache, the shapes over it, and what runs them."""
+    """Static cache of a draft model, the shapes of the forwards over it, and its compiled forward."""
 
     cache: compat.StaticCache
     fixed: FixedShapes
@@ -174,7 +174,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
 
 
 def _reason_against_head(call: Call, head: DraftHead) -> str | None:
-    """Why a head is not compiled next to a target that is, or `None`."""
+    """Reason not to compile a head next to a compiled target; `None` where it can be."""
     if not rank_sync_of(call.model).is_alone:
         return "its output head may be shared between processes"
     if rotary_of(head) is not None:

@@ -1,4 +1,4 @@
-"""A layer's forward that may take another way than torch's, in a thread that is in a block of such layers."""
+"""Replaces a layer's forward in threads that are inside a block, and keeps torch's in all others."""
 
 import threading
 from typing import Any, TypeGuard

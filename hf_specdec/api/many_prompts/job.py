@@ -88,7 +88,7 @@ class Job:
             yield self._ready.pop(0)
 
     def _request(self) -> Request:
-        """What is asked for, without any prompt."""
+        """The request of every prompt, read from the arguments alone."""
         own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         request = read_prompt_request(self.model, {**own, **self.kwargs})
         if not request.is_default:

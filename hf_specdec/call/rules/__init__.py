@@ -1,4 +1,4 @@
-"""Why a call is decoded as it is: small functions of `(facts, request)`, in the order in which they are asked.
+"""Rules that decide how a call is decoded: small functions of `(facts, request)`, in the order of their evaluation.
 
 A rule returns a reason, or `None`. A check raises what is wrong with a call that asks for its method itself; a method
 by default then yields to plain decoding. Cheap ones come first, those that need a probe last.

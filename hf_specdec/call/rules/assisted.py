@@ -40,7 +40,7 @@ def check_embeddings(facts: Facts, request: Request) -> None:
 
 
 def by_transformers(facts: Facts, request: Request) -> str | None:
-    """Why transformers' own `generate` drafts with the call's draft model, before it has prepared the call.
+    """Reason to let transformers' own `generate` draft with the call's draft model, before it has prepared the call.
 
     `None` where it would refuse the call, or give another result than plain generation: `assisted_loop` then says why.
     """
@@ -66,7 +66,7 @@ def by_transformers(facts: Facts, request: Request) -> str | None:
 
 
 def asked_for(request: Request) -> str | None:
-    """Why a draft model is left to transformers' assisted decoding, if it is."""
+    """Reason to leave the draft model to transformers' assisted decoding; `None` where the call does not ask for it."""
     return ASKED_FOR if request.is_assisted and request.assistant_model is not None else None
 
 

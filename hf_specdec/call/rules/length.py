@@ -55,13 +55,13 @@ def rotary_frequencies(facts: Facts, request: Request) -> str | None:
 
 
 def scales_by_columns(facts: Facts, most_columns: int = MOST_COLUMNS) -> bool:
-    """Whether attention goes by the number of columns within the call's texts, or `most_columns` after them."""
+    """Returns whether attention goes by the number of columns within the call's texts, or `most_columns` after them."""
     length = facts.structure.of(scaled_length, facts.model)
     return length is not None and facts.call.longest + most_columns >= length
 
 
 def exceeds_original_length(facts: Facts) -> bool:
-    """Whether rotary frequencies may change within the call's texts."""
+    """Returns whether rotary frequencies may change within the call's texts."""
     rotary = rotary_of(facts.model, facts.structure)
     return rotary is not None and facts.call.longest > rotary.switch
 

@@ -21,7 +21,7 @@ SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all 
 
 
 def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
-    """Why prompts of different lengths are decoded one by one, if they are.
+    """Reason to decode prompts of different lengths one by one; `None` where they can share a batch.
 
     Args:
         given: the model, perhaps in a wrapper.
@@ -45,7 +45,7 @@ def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
 
 
 def alone(facts: Facts, request: Request) -> str | None:
-    """Why one prompt among others is decoded by itself, if it is."""
+    """Reason to decode one prompt among others by itself; `None` where it can share their batch."""
     if request.is_assisted:
         return asked_for(request) or ONE_SEQUENCE
     if (reason := repeated_text(facts, request)) is not None:

@@ -120,7 +120,7 @@ def check_prompt(model: PreTrainedModel, ids: Any, *, has_embeddings: bool, of_d
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether Python takes it as an integer, as it does a tensor of one."""
+    """Returns whether Python takes a value as an integer, as it does a tensor of one."""
     try:
         operator.index(value)
     except TypeError:

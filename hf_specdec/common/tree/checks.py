@@ -1,4 +1,4 @@
-"""True if what a drafter states of its tree can be so: its nodes, their probabilities, what they were drawn from.
+"""Checks a drafter's tree: its nodes, their probabilities, and the distributions they were drawn from.
 
 Trees that this package makes are not checked. Knows nothing of trees but their fields.
 """

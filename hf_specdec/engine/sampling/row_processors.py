@@ -65,33 +65,33 @@ def criteria_of_row(criteria: Iterable[Any], row: int) -> StoppingCriteriaList:
 
 
 def keeps_rows_apart(processor: object) -> bool:
-    """Whether a processor knows which row is which, or keeps something of each."""
+    """Returns whether a processor knows which row is which, or keeps state of each row."""
     return isinstance(processor, PerRow) or _name(processor) in OF_ROW
 
 
 def is_pure(processor: object) -> bool:
-    """Whether a processor calls no function of the user's and no model, and keeps nothing between calls."""
+    """Returns whether a processor calls no function of the user's and no model, and keeps no state between calls."""
     return _name(processor) in PURE_PROCESSORS
 
 
 def sees_one_row(processor: object) -> bool:
-    """Whether a processor, or the copy of it that a row gets, treats the row by itself."""
+    """Returns whether a processor, or the copy of it that a row gets, treats the row by itself."""
     name = _name(processor)
     return name in ROW_WISE_PROCESSORS or name in OF_ROW or is_declared(processor)
 
 
 def is_declared(item: object) -> bool:
-    """Whether a processor or criterion of the caller's says that it treats each row by itself."""
+    """Returns whether a processor or criterion of the caller's declares that it treats each row by itself."""
     return isinstance(item, PerRow) or bool(getattr(item, "row_safe", False))
 
 
 def was_used(processor: object) -> bool:
-    """Whether a processor that no row can have a copy of holds the state of several rows."""
+    """Returns whether a processor that cannot be copied for each row holds the state of several rows."""
     return not is_declared(processor) and _name(processor) in WAS_USED and WAS_USED[_name(processor)](processor)
 
 
 def keeps_text(processor: object) -> bool:
-    """Whether a processor keeps something of each token that it is called for."""
+    """Returns whether a processor keeps state of each token that it is called for."""
     return isinstance(processor, PerRow) or _name(processor) in KEEPS_TEXT
 
 

@@ -1,1 +1,1 @@
-"""What a model can do, found by trying."""
+"""Probes: short trials that find out which forwards a model computes as plain generation does."""

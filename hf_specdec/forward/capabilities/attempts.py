@@ -1,4 +1,4 @@
-"""Attempts to compute what a model may not allow for: what they raise, tried again, and said in a sentence."""
+"""Attempts at forwards that a model may fail at: retried once, and their errors in a sentence."""
 
 import logging
 from collections.abc import Callable
@@ -49,12 +49,12 @@ def tried(attempt: Callable[[int], Result]) -> Result:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether an error is the machine's: its memory is full, or the device has failed."""
+    """Returns whether an error is the machine's: its memory is full, or the device has failed."""
     return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or should_reduce_batch_size(error)
 
 
 def sentence(exception: Exception) -> str:
-    """What went wrong, for people who have not read the model's code."""
+    """An exception in one line, for people who have not read the model's code."""
     if isinstance(exception, (Mismatch, UnsupportedModelError)):
         return str(exception).split(". ")[0].removesuffix(".")
     logger.debug("a forward that tries the model fails", exc_info=exception)

@@ -1,4 +1,4 @@
-"""Whether a decoder that is given states to attend to keeps what it makes of them apart from its text."""
+"""Probes whether a decoder keeps the keys and values of states that it is given apart from those of its text."""
 
 import torch
 from transformers import PreTrainedModel
@@ -10,7 +10,7 @@ from hf_specdec.forward.capabilities.attempts import ProbeFailed
 
 @torch.no_grad()
 def reason_against_states(model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
-    """Why calls with `compat.given_states` are decoded plainly, or `None`: found by a forward of one token.
+    """Reason to decode calls with `compat.given_states` plainly, or `None`: found by a forward of one token.
 
     GPT-2 and BLIP put an `EncoderDecoderCache` around the cache that `generate` makes. Decoders such as Bart's write
     keys of the states into it in every step; plain `generate`'s text is then another than that without a cache.

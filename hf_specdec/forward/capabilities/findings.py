@@ -1,6 +1,5 @@
-"""What the probes found out about a model, found again once the model computes in another way."""
+"""Results of a model's probes, which are repeated once the model computes in another way."""
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ _stance_lock = threading.RLock()  # torch has one stance for the whole process
 
 
 class Found:
-    """What is known of a model in one state of it.
+    """Results of the probes of a model in one state.
 
     Attributes:
         capability (`Capability`): how it is driven.
@@ -39,12 +38,8 @@ class Found:
         self._states_reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that hold them
         self._lock = threading.Lock()
 
-    def as_chain(self, reason: str) -> "Found":
-        """The same for calls that verify chains only."""
-        return Found(dataclasses.replace(self.capability, tier="chain", reason=reason))
-
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
-        """Why the model decodes batches plainly, or `None`; probed at the first batch.
+        """Reason to decode batches plainly, or `None`; the model is probed at its first batch.
 
         Arguments as of `Findings.of`.
         """
@@ -61,7 +56,7 @@ class Found:
             return self._batch_reason
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
-        """Why a decoder with `compat.given_states` decodes plainly, or `None`; tried at the first such call."""
+        """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""
         rank_sync, key = rank_sync_of(model), tuple(states)
         with self._lock:
             if rank_sync.any(key not in self._states_reasons):
@@ -74,7 +69,7 @@ class Found:
             return self._states_reasons[key]
 
     def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
-        """Whether the model's first `layers` layers can draft for it; probed at the first such call."""
+        """Result of the probe of the model's first `layers` layers as its draft; probed at the first such call."""
         rank_sync = rank_sync_of(model)
         with self._lock:
             if rank_sync.any(layers not in self._exits):
@@ -89,7 +84,7 @@ class Found:
 
 
 class Findings:
-    """What is known of one model, by its fingerprint. Safe to share between threads; a copy begins with nothing."""
+    """Results of one model's probes by its fingerprint. Safe to share between threads; a copy begins with nothing."""
 
     def __init__(self) -> None:
         self._known: dict[Fingerprint, Found] = {}
@@ -102,7 +97,7 @@ class Findings:
         *,
         now: Fingerprint | None = None,
     ) -> Found:
-        """What is known of the model as it is now; probed at first. A probe that failed is repeated at the next call.
+        """Results for the model as it is now, probed at first; a probe that failed is repeated at the next call.
 
         All processes that share the model probe if one has to.
 
@@ -139,7 +134,7 @@ def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
 
 
 def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding:
-    """What `find` returns; a compiled model's recompilations, its rows and the random numbers are left to the call.
+    """Result of `find`; a compiled model's recompilations, its rows and the random numbers are left to the call.
 
     So are states that modules keep (RecurrentGemma). Where only other threads have drawn numbers in the meantime,
     theirs are not drawn again.

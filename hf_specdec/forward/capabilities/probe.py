@@ -35,7 +35,7 @@ from hf_specdec.forward.target.tree_mask import TreeMasks
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """How a model can be driven.
+    """Forwards that a model computes as plain generation does.
 
     Attributes:
         tier (`str`): `"tree"`: any tree is verified in one forward. `"chain"`: several tokens in sequence are.
@@ -99,7 +99,7 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
 
 
 def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
-    """What holds for a call whose probe failed."""
+    """Plain decoding, for a call whose probe failed."""
     return _found(model, "plain", f"several tokens in one forward could not be tried: {error}")
 
 
@@ -109,13 +109,13 @@ def _found(model: PreTrainedModel, tier: Tier, reason: str, error: float = math.
 
 
 def _forgets_what_it_sees(model: PreTrainedModel) -> bool:
-    """Whether a window is in the cache alone: then what a token sees depends on how many are computed at once."""
+    """Returns whether a window is in the cache alone: a token then sees more with others at once."""
     is_sliding = getattr(compat.fresh_cache(model).get(compat.CACHE), "is_sliding", [])
     return any(is_sliding) and not compat.knows_windows(model)
 
 
 def _known_reason(model: PreTrainedModel) -> str | None:
-    """Why there is no use in trying a tree, where that can be seen without trying."""
+    """Reason not to try a tree, where it can be seen without trying; else `None`."""
     if not TreeMasks(model).supported:
         name = compat.attention_implementation(model.config)
         return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
@@ -210,7 +210,7 @@ def _try_chain(sample: _Sample) -> float:
 def known_text(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], coming: list[int]
 ) -> tuple[Reference, Tolerance]:
-    """What plain generation computes of one text, and how far from it rounding may lead."""
+    """Results of plain generation for one text, and the difference from them that rounding can explain."""
     ids = torch.tensor([prompt + coming], device=compat.input_device(model))
 
     def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:

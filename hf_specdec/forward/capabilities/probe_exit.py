@@ -1,4 +1,4 @@
-"""Whether a model's first layers can draft over its own cache, and whether a verify pass goes on from their states.
+"""Probes whether a model's first layers can draft over its own cache, and a verify pass go on from their states.
 
 Found by trying: two rounds of drafts and verify passes, against the same tokens one by one.
 """
@@ -19,7 +19,7 @@ from hf_specdec.forward.target.model_runner import Tier
 
 @dataclass(frozen=True, slots=True)
 class ExitFinding:
-    """What was found of one number of layers.
+    """Result of the probe for one number of layers.
 
     Attributes:
         refusal (`str | None`): why they cannot draft.

@@ -1,4 +1,4 @@
-"""Whether a model can verify the rows of a batch, padded and of different lengths, found by trying two of them.
+"""Probes whether a model verifies the rows of a batch, padded and of different lengths, by trying two of them.
 
 The reference is the same batch as plain `generate` drives it: token by token.
 """
@@ -23,7 +23,7 @@ NUM_COMING = 3  # tokens of each row that are computed
 
 @torch.no_grad()
 def probe_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
-    """Why the rows of a batch cannot be told apart while several tokens are verified, or `None` where they can.
+    """Reason not to verify several tokens of each row of a batch; `None` where each row is computed as it is alone.
 
     Raises:
         ProbeFailed: a fault that may pass; it says nothing of the model.
@@ -98,7 +98,7 @@ def _padded(model: PreTrainedModel, prompt: list[int]) -> list[int]:
 
 
 def _arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """What `generate` hands to a decoding method for the two rows."""
+    """Arguments that `generate` hands to a decoding method for the two rows."""
     if encoder_kwargs is not None:
         return arguments(model, ids, rows_of(encoder_kwargs, [0, 0], 1))
     mask = torch.ones_like(ids)

@@ -1,4 +1,4 @@
-"""The random numbers of a call, which what tries its model must not take.
+"""Random states of a call, which the probe of its model leaves as they are.
 
 Forwards draw in train mode, for dropout, and some in eval mode too: Reformer's attention, hooks of users.
 """
@@ -25,14 +25,14 @@ def set_random_states(device: torch.device, states: list[torch.Tensor]) -> None:
 
 
 def draws_numbers(function: Callable[[], object]) -> bool:
-    """Whether `function`, whatever it raises, draws from global generators in this thread."""
+    """Returns whether `function`, whatever it raises, draws from global generators in this thread."""
     with _DrawWatch() as watch, contextlib.suppress(Exception):
         function()
     return bool(watch.has_drawn)
 
 
 class _DrawWatch(TorchDispatchMode):
-    """Whether random numbers are drawn inside. Attention, which draws for its dropout alone, does not count."""
+    """Notes whether random numbers are drawn inside. Attention, which draws for its dropout alone, does not count."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ def module_tensors(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, t
 
 
 def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What `generate` hands to a decoding method for this prompt."""
+    """Arguments that `generate` hands to a decoding method for this prompt."""
     kwargs = {"use_cache": True, **encoder_kwargs, **compat.fresh_cache(model, len(ids))}
     if not model.config.is_encoder_decoder and compat.takes_position_ids(model):
         kwargs["position_ids"] = compat.own_positions(model, ids, kwargs)
@@ -78,7 +78,7 @@ def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[st
 
 
 def encoded(model: PreTrainedModel) -> dict[str, Any]:
-    """What an encoder makes of a few tokens; of sound or an image, which is not there, something of the right shape."""
+    """Encoder outputs of a few tokens; those of sound or images, which are not there, of the right shape."""
     encoder = model.get_encoder()
     if model.main_input_name == "input_ids":
         prompt, _ = tokens_of(model, 0)

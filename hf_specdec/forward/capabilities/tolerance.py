@@ -1,4 +1,4 @@
-"""How far from the reference another way of computing may be: the measure of the probes."""
+"""Tolerance of the probes: the difference from the reference that rounding can explain."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What rounding can explain.
+    """Largest differences that rounding can explain.
 
     Attributes:
         logits (`float`): difference of a logit, over the largest one.
@@ -90,7 +90,7 @@ def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch
 
 
 def _rounds_exactly(model: PreTrainedModel) -> bool:
-    """Whether rounding changes nothing by more than `EXACT`."""
+    """Returns whether rounding changes nothing by more than `EXACT`."""
     is_wide = model.dtype in (torch.float32, torch.float64)
     return is_wide and torch.get_float32_matmul_precision() == "highest"
 

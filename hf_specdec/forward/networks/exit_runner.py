@@ -99,7 +99,7 @@ class ExitRunner(BaseDraftRunner):
 
     @property
     def target(self) -> ModelRunner:
-        """Whose first layers these are."""
+        """The target that these first layers belong to."""
         target = self._target()
         assert target is not None
         return target

@@ -43,7 +43,7 @@ class NextForward(HiddenStates):
 
     @abstractmethod
     def _shape_of(self, width: int) -> tuple[int, ...]:
-        """What a graph is compiled for."""
+        """Key of the compiled graph."""
 
     @abstractmethod
     def _num_uncached(self, row: int) -> int:

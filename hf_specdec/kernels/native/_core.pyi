@@ -26,7 +26,7 @@ def attention(
     /,
 ) -> None: ...
 def has_kernels() -> bool:
-    """Whether `attention` and `linear` work on this processor."""
+    """Returns whether `attention` and `linear` work on this processor."""
 
 def linear(
     tokens: int,

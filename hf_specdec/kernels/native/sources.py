@@ -1,4 +1,4 @@
-"""A number of the core's C sources, by which a library that was built from others is known.
+"""Checksum of the core's C sources: tells a library that was built from other sources.
 
 Of the standard library alone: the build runs this file.
 """

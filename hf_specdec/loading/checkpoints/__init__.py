@@ -1,1 +1,1 @@
-"""What the folder of a checkpoint holds."""
+"""Checks of checkpoint folders: their files, and the tokenizers in them."""

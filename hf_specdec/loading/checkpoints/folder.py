@@ -1,4 +1,4 @@
-"""What is wrong with the folder of a checkpoint, in words: file, field, value, remedy. Loads no weights."""
+"""Checks the folder of a checkpoint: an error names file, field, value and remedy. Loads no weights."""
 
 import importlib.util
 import json
