@@ -91,7 +91,7 @@ def test_a_limit_takes_from_the_tasks_in_turn() -> None:
     ("text", "match"),
     [
         ("{broken", "file.jsonl:1"),
-        ('{"text": "x"}', "file.jsonl:1"),
+        ('{"words": "x"}', "file.jsonl:1"),
         ('{"id": "x", "task": "t", "turns": []}', "turns of text"),
         ('{"id": "x", "task": "t", "turns": ["a"]}\n{"id": "x", "task": "t", "turns": ["b"]}', "unique"),
         ('{"question": "a\\ud800"}', "character 1 is half of a pair"),

@@ -14,6 +14,7 @@ from hf_specdec.common.files import check_output, replacing
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.cli.job_file import JobFile, check_job_output
 from hf_specdec.tools.cli.prompts_file import ManyOptions, read_prompts
+from hf_specdec.tools.prompt_lines import BadLine, PromptLine
 
 LINES = [{"index": index, "prompt": f"p{index}", "text": "x"} for index in range(3)]
 
@@ -274,15 +275,17 @@ def test_any_text_is_one_line_and_comes_back(tmp_path: Path, text: str) -> None:
 )
 def test_a_line_of_prompts_ends_at_a_line_feed_only(tmp_path: Path, content: bytes, prompts: list[str]) -> None:
     (tmp_path / "p.jsonl").write_bytes(content)
-    assert read_prompts(tmp_path / "p.jsonl") == prompts
+    assert read_prompts(tmp_path / "p.jsonl") == [PromptLine((text,)) for text in prompts]
 
 
 def test_half_a_surrogate_pair_is_one_prompt_s_error(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('"good"\n"a\\ud800b"\n"' + "[" * 100_000 + "\n")
     good, half, deep = read_prompts(tmp_path / "p.jsonl")
-    assert good == "good"
-    assert half["error"].startswith("line 2 must be Unicode text, but character 1 is half of a pair, but is ")
-    assert "must be a string" in deep["error"]
+    assert good == PromptLine(("good",))
+    assert isinstance(half, BadLine)
+    assert half.error.startswith("line 2 must be Unicode text, but character 1 is half of a pair, but is ")
+    assert isinstance(deep, BadLine)
+    assert "must be a string" in deep.error
 
 
 @pytest.mark.parametrize(

@@ -96,15 +96,15 @@ def test_a_draft_vocabulary_beyond_the_target_s_is_pointed_out(
 
 
 def test_prompts_are_taken_from_text_files_and_folders(tmp_path: Path) -> None:
-    from hf_specdec.tools.cli.train import _texts_of
+    from hf_specdec.tools.cli.train import _lines_of
 
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "b.py").write_text("two")
     (tmp_path / "below" / "c.bin").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "d.jsonl").write_text('"three"\n{"turns": ["four", "five"]}\n')
-    assert _texts_of(tmp_path) == ["one", "two", "three", "four"]
-    assert _texts_of(tmp_path / "a.txt") == ["one"]
+    assert [line.text for line in _lines_of(tmp_path)] == ["one", "two", "three", "four"]
+    assert [line.text for line in _lines_of(tmp_path / "a.txt")] == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,11 @@ def test_a_full_disk_is_an_error_of_out(run: Run, tmp_path: Path, monkeypatch: p
     ("line", "rule"),
     [
         ('{"prompt": "a\\ud800"}', "must be Unicode text, but character 1 is half of a pair"),
-        ("[1, 2]", 'must be a string, or an object with "prompt", "question", "text" or "turns"'),
+        (
+            "[1, 2]",
+            'must be a string, or an object with "prompt", "text", "messages", "turns", '
+            '"instruction" or "question", the text not empty',
+        ),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named_with_its_number(run: Run, tmp_path: Path, line: str, rule: str) -> None:
@@ -191,7 +195,8 @@ def test_bytes_that_are_no_utf8_are_named_with_their_line(run: Run, tmp_path: Pa
 
 
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
-    from hf_specdec.tools.cli.train import _texts_of
+    from hf_specdec.tools.cli.train import _lines_of
 
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
-    assert _texts_of(tmp_path / "a.txt") == _texts_of(tmp_path) == ["one"]
+    for place in (tmp_path / "a.txt", tmp_path):
+        assert [line.text for line in _lines_of(place)] == ["one"]

@@ -14,7 +14,7 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head
-from hf_specdec.tools.train import HeadReport, HeadTraining, loop, train_head
+from hf_specdec.tools.train import HeadReport, HeadTraining, loop, train_head, writing
 from hf_specdec.tools.train.batch import Batch
 from hf_specdec.tools.train.rollout import HeadRollout
 from hf_specdec.tools.train.texts import read_shard, shard_path
@@ -79,7 +79,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
 
         return counted
 
-    for name, owner, limit in (("write_shard", loop, 3), ("_learn", loop.TrainingLoop, 11)):
+    for name, owner, limit in (("write_shard", writing, 3), ("_learn", loop.TrainingLoop, 11)):
         calls = 0
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, dies_at(limit, getattr(owner, name)))

@@ -10,11 +10,12 @@ from hf_specdec.compat import max_positions
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.prompts import Prompt
+from hf_specdec.tools.prompt_lines import Message
 
 MOST_OF_A_BATCH = 256  # tokens of a prompt, so that padding does not decide
 MOST_NAMED = 3  # prompts that are too long
 
-Messages = list[dict[str, str]]
+Messages = list[Message]
 
 
 def encode(loaded: LoadedModel, prompt: Prompt, answers: Iterable[str] = ()) -> dict[str, torch.Tensor]:
@@ -51,11 +52,11 @@ def _random_ids(loaded: LoadedModel, prompt: Prompt) -> torch.Tensor:
 
 
 def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
-    """The turns said so far, each answer after its turn, and the turn to be answered now."""
+    """What was said before, the turns so far, each answer after its turn, and the turn to be answered now."""
     messages: Messages = []
     for turn, answer in zip(prompt.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-    return [*messages, {"role": "user", "content": prompt.turns[len(messages) // 2]}]
+    return [*prompt.before, *messages, {"role": "user", "content": prompt.turns[len(messages) // 2]}]
 
 
 def _encode(loaded: LoadedModel, messages: Messages, is_chat: bool) -> dict[str, torch.Tensor]:

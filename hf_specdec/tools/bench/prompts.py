@@ -1,11 +1,7 @@
 """Prompts to measure on: the set that ships with the package, and files in the forms that benchmarks come in.
 
-A line of a `.jsonl` file (or `.jsonl.gz`) is recognised by its keys:
-
-    Spec-Bench      question_id, category, turns
-    this package    id, task, turns
-    HumanEval       task_id, prompt
-    GSM8K           question
+Lines of a `.jsonl` file (or `.jsonl.gz`) have the forms of `tools/prompt_lines.py`. Ids that other files may have too
+begin with the file's name; HumanEval's lines, `task_id` and `prompt`, count as code, questions without a task as math.
 
 Any other file is one prompt as it stands, an empty one none. A folder is all the files in it, each read as if it were
 named; its texts count in a task of their sub-folder. Text that nothing can be drafted for is made of random tokens.
@@ -17,15 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-from hf_specdec.common.files import check_path, json_value, lines_of, lone_surrogate, read_text
+from hf_specdec.common.files import check_path, json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
+from hf_specdec.tools.prompt_lines import Message, NotAPromptError, read_line
 
 RANDOM_TOKENS = "random tokens"
 LINES = ".jsonl"  # what files end in whose lines are prompts, packed or not
-FORMS = "question_id/category/turns, id/task/turns, task_id/prompt or question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +35,7 @@ class Prompt:
         num_random_tokens (`int`): where not 0, this many tokens of the model's vocabulary, drawn from `seed`, stand for
             the text.
         seed (`int`): of the random tokens.
+        before (`tuple[Mapping, ...]`): messages of a chat before the first turn.
         batch (`tuple[Prompt, ...]`): where not empty, the prompts whose first turns are decoded together, in place of
             a text of its own.
     """
@@ -51,6 +47,7 @@ class Prompt:
     num_random_tokens: int = 0
     seed: int = 0
     batch: tuple["Prompt", ...] = ()
+    before: tuple[Message, ...] = ()
 
 
 def default_prompts() -> list[Prompt]:
@@ -177,23 +174,13 @@ def _from_lines(path: Path, name: Path) -> list[Prompt]:
 
 
 def _from_line(line: str, path: Path, number: int, stem: str) -> Prompt:
-    match json_value(line):
-        case {"question_id": name, "category": str(task), "turns": [*turns]}:
-            return Prompt(f"{stem}/{name}", task, _texts(turns, path, number), is_chat=True)
-        case {"id": name, "task": str(task), "turns": [*turns]}:
-            return Prompt(str(name), task, _texts(turns, path, number), is_chat=True)
-        case {"task_id": name, "prompt": str(text)}:
-            return Prompt(str(name), "code", _texts([text], path, number))
-        case {"question": str(text)}:
-            return Prompt(f"{stem}/{number}", "math", _texts([text], path, number), is_chat=True)
-    raise ConfigError(f"{path.name}:{number}", f"must be a JSON object with {FORMS}", line[:80], "Check the file.")
-
-
-def _texts(turns: Sequence[Any], path: Path, number: int) -> tuple[str, ...]:
-    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ConfigError(f"{path.name}:{number}", "must have turns of text", list(turns), "Drop the empty ones.")
-    for turn in turns:
-        if (place := lone_surrogate(turn)) is not None:
-            rule = f"must be Unicode text, but character {place} is half of a pair"
-            raise ConfigError(f"{path.name}:{number}", rule, turn[place], "Write the character itself.")
-    return tuple(turns)
+    try:
+        read = read_line(line)
+    except NotAPromptError as error:
+        raise ConfigError(f"{path.name}:{number}", str(error), line[:80], "Check the file.") from error
+    fields = json_value(line)
+    keys = fields.keys() if isinstance(fields, dict) else ()
+    is_named = read.name is not None and "question_id" not in keys
+    name = read.name if is_named else f"{stem}/{read.name or number}"
+    usual = "code" if "task_id" in keys else "math" if "question" in keys else "chat" if read.is_chat else "text"
+    return Prompt(str(name), read.task or usual, read.turns, read.is_chat, before=read.before)

@@ -14,16 +14,15 @@ import torch
 import typer
 
 import hf_specdec
-from hf_specdec.common.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import ConfigError, shown
 from hf_specdec.tools.cli.job import Job
 from hf_specdec.tools.cli.job_file import JobFile, check_job_output
 from hf_specdec.tools.cli.processes import processes
 from hf_specdec.tools.cli.report import noting_interrupts
+from hf_specdec.tools.prompt_lines import BadLine, PromptLine, read_file
 
 BATCH_SIZE = 8
-FORMS = 'a string, or an object with "prompt", "question", "text" or "turns"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class ManyOptions:
     prompts_file: Annotated[
         Path | None,
         typer.Option(
-            help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt, question, text or "
-            "turns. Needs --out."
+            help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt or text, or for a chat "
+            "with messages, turns, instruction or question. Needs --out."
         ),
     ] = None
     out: Annotated[
@@ -80,29 +79,14 @@ class ManyOptions:
         check_job_output(out, prompts_file)
 
 
-def read_prompts(path: Path) -> list[Any]:
-    """The prompts of `numbered_prompts`; errors name the line and show it."""
-    prompts = numbered_prompts(path, "--prompts-file")
-    for number, prompt in prompts:
-        if not isinstance(prompt, str):
-            prompt["error"] = f"line {number} {prompt['error']}, but is {shown(prompt['line'])}"
-    return [prompt for _, prompt in prompts]
-
-
-def numbered_prompts(path: Path, field: str) -> list[tuple[int, Any]]:
-    """The prompts of a `.jsonl` file, packed with gzip or not, each with the number of its line from 1.
-
-    A line that is none of the forms is `{"line": ..., "error": ...}`.
-
-    Args:
-        field: the option, for errors.
-    """
-    if not path.is_file():
-        raise ConfigError(field, "must be an existing file", str(path), "Check the spelling.")
-    prompts = [(number, _prompt(line)) for number, line in lines_of(read_text(path, field))]
-    if not prompts:
-        raise ConfigError(field, "must hold at least one line", str(path), f"A line is {FORMS}.")
-    return prompts
+def read_prompts(path: Path) -> list[PromptLine | BadLine]:
+    """The prompts of a file; errors name the line and show it."""
+    return [
+        BadLine(line.line, f"line {number} {line.error}, but is {shown(line.line)}")
+        if isinstance(line, BadLine)
+        else line
+        for number, line in read_file(path, "--prompts-file")
+    ]
 
 
 def own_device() -> torch.device | None:
@@ -124,13 +108,15 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
         but the first.
     """
     state, (prompts_file, out) = processes(), asked.files
-    prompts = read_prompts(prompts_file)
+    prompts = [
+        line if isinstance(line, BadLine) else _asked(line, job.tokenizer) for line in read_prompts(prompts_file)
+    ]
     file = JobFile(out, {**settings, "seed": job.seed or 0})
     with file.held() if state.is_main_process else contextlib.nullcontext():
         if state.is_main_process:
             file.recover()
         state.wait_for_everyone()
-        told = [{"prompt": prompt} if isinstance(prompt, str) else {"line": prompt["line"]} for prompt in prompts]
+        told = [{"line": one.line} if isinstance(one, BadLine) else {"prompt": one} for one in prompts]
         done = file.done(told, retries_failed=asked.retry_failed)
         count, own = (1, 0) if is_one_model else (state.num_processes, state.process_index)
         state.wait_for_everyone()  # before anything is added to what all have read
@@ -151,10 +137,10 @@ def run_many(job: Job, asked: ManyOptions, settings: Mapping[str, Any], *, is_on
 
 def _results(job: Job, prompts: list[Any], todo: list[int]) -> Iterator[dict[str, Any]]:
     """Output lines, in the order in which texts end."""
-    good = [index for index in todo if isinstance(prompts[index], str)]
+    good = [index for index in todo if not isinstance(prompts[index], BadLine)]
     for index in todo:
-        if not isinstance(prompts[index], str):
-            yield {"index": index, "line": prompts[index]["line"], "error": prompts[index]["error"]}
+        if isinstance(prompts[index], BadLine):
+            yield {"index": index, "line": prompts[index].line, "error": prompts[index].error}
     results = hf_specdec.generate_many(
         job.model,
         (prompts[index] for index in good),
@@ -171,18 +157,6 @@ def _results(job: Job, prompts: list[Any], todo: list[int]) -> Iterator[dict[str
         yield line
 
 
-def _prompt(line: str) -> Any:
-    """The text of one line; `{"line": ..., "error": ...}` where it has none."""
-    match json_value(line):
-        case (
-            str(text)
-            | {"prompt": str(text)}
-            | {"question": str(text)}
-            | {"text": str(text)}
-            | {"turns": [str(text), *_]}
-        ):
-            place = lone_surrogate(text)
-            if place is None:
-                return text
-            return {"line": line[:200], "error": f"must be Unicode text, but character {place} is half of a pair"}
-    return {"line": line[:200], "error": f"must be {FORMS}"}
+def _asked(line: PromptLine, tokenizer: Any) -> Any:
+    """A text, or the messages of a chat up to the model's first answer."""
+    return [*line.before, line.chat[len(line.before)]] if line.goes_through_template(tokenizer) else line.text

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -16,10 +16,11 @@ from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.options import LoadOptions, ModelOptions
-from hf_specdec.tools.cli.prompts_file import numbered_prompts, own_device
+from hf_specdec.tools.cli.prompts_file import own_device
 from hf_specdec.tools.cli.report import noting_interrupts, print_json, print_table
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
+from hf_specdec.tools.prompt_lines import BadLine, PromptLine, read_file
 from hf_specdec.tools.train import (
     DFlashTraining,
     DraftTraining,
@@ -30,6 +31,7 @@ from hf_specdec.tools.train import (
     train_head,
 )
 from hf_specdec.tools.train.dflash_trainer import BLOCK_SIZE
+from hf_specdec.tools.train.inputs import Prompt
 
 DEFAULT = HeadTraining()
 Kind = Literal["head", "dflash", "draft"]
@@ -57,8 +59,12 @@ class TrainingOptions:
 
     num_texts: Annotated[int, typer.Option(help="Texts that the target writes.")] = DEFAULT.num_texts
     prompt_tokens: Annotated[
-        str, typer.Option(help='Tokens of a prompt; of several lengths, "64,512", files take turns.')
-    ] = str(DEFAULT.prompt_tokens)
+        str | None,
+        typer.Option(
+            help='Tokens of a prompt; of several lengths, "64,512", files take turns. Longer chats are left out. '
+            "Default: 64, of chats 512."
+        ),
+    ] = None
     max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each prompt.")] = (
         DEFAULT.new_tokens
     )
@@ -110,7 +116,8 @@ class TrainingOptions:
                 raise ConfigError(option, f"must come with --kind {' or '.join(kinds)}", given, "Leave it out.")
         values.pop("kind")
         values["new_tokens"] = values.pop("max_new_tokens")
-        values["prompt_tokens"] = _numbers("--prompt-tokens", self.prompt_tokens, "Write 64, or 64,512.")
+        if self.prompt_tokens is not None:
+            values["prompt_tokens"] = _numbers("--prompt-tokens", self.prompt_tokens, "Write 64, or 64,512.")
         if self.kind == "draft":
             return DraftTraining(draft_layers=self.draft_layers, **values)
         layer_ids = None if self.layers is None else _numbers("--layers", self.layers, "Write 2,16,29.")
@@ -133,8 +140,9 @@ def train(
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A .jsonl file (.gz too) of prompts, a text file, or a folder of text files; repeat for more. Texts "
-            "are cut into prompts. Default: the target writes from its first token on."
+            help="A .jsonl file (.gz too) of prompts or chats, a text file, or a folder of text files; repeat for "
+            "more. Texts are cut into prompts, chats go through the chat template. Default: the target writes from its "
+            "first token on."
         ),
     ] = None,
     training: TrainingOptions,
@@ -149,8 +157,9 @@ def train(
     `accelerate launch -m hf_specdec train ...` shares the work between processes.
     """
     config = training.read()
-    texts = None if prompts is None else [text for path in prompts for text in _texts_of(path)]
+    lines = None if prompts is None else [line for path in prompts for line in _lines_of(path)]
     loaded = loading.load(model.chosen, dtype)
+    texts = None if lines is None else [_asked(line, loaded.tokenizer) for line in lines]
     target, device = loaded.model, own_device()
     if device is not None and loading.device_map is None:
         target.to(device)
@@ -187,23 +196,27 @@ def _numbers(option: str, text: str, remedy: str) -> tuple[int, ...]:
         raise ConfigError(option, "must be whole numbers with commas between", text, remedy) from None
 
 
-def _texts_of(path: Path) -> list[str]:
+def _lines_of(path: Path) -> list[PromptLine]:
     """The texts of a file, or of all files below a folder; files that are no UTF-8 text are left out of folders."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and is_utf8(file))
         if not files:
             raise ConfigError("--prompts", "must hold text files", str(path), "Check the folder.")
-        return [text for file in files for text in _texts_of(file)]
+        return [text for file in files for text in _lines_of(file)]
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         if not path.is_file():
             raise ConfigError("--prompts", "must be an existing text file", str(path), "Check the spelling.")
-        return [read_text(path, "--prompts")]
-    prompts = numbered_prompts(path, "--prompts")
-    for number, prompt in prompts:
-        if not isinstance(prompt, str):
-            remedy = "Correct the line, or take it out."
-            raise ConfigError(f"{path.name}:{number}", prompt["error"], prompt["line"], remedy)
-    return [prompt for _, prompt in prompts]
+        return [PromptLine((read_text(path, "--prompts"),))]
+    lines = read_file(path, "--prompts")
+    for number, line in lines:
+        if isinstance(line, BadLine):
+            raise ConfigError(f"{path.name}:{number}", line.error, line.line, "Correct the line, or take it out.")
+    return [line for _, line in lines if isinstance(line, PromptLine)]
+
+
+def _asked(line: PromptLine, tokenizer: Any) -> Prompt:
+    """A text, or the messages of a chat."""
+    return line.chat if line.goes_through_template(tokenizer) else line.text
 
 
 def _show_log() -> None:

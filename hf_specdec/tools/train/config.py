@@ -10,6 +10,7 @@ from hf_specdec.methods.common.config import check_at_least, check_positive
 
 MAX_SEED = (1 << 62) - 1  # numbers of texts and epochs are added
 MAX_EPOCHS = 1_000_000
+TEXT_TOKENS = 64  # of a prompt cut from a text
 
 
 def _is_number(value: object) -> bool:
@@ -39,9 +40,10 @@ class Training:
     Args:
         num_texts (`int`, *optional*, defaults to `4000`):
             Texts that the target writes; prompts are used again where there are fewer.
-        prompt_tokens (`int` or `tuple[int, ...]`, *optional*, defaults to `64`):
+        prompt_tokens (`int` or `tuple[int, ...]`, *optional*):
             Tokens of a prompt; longer prompts and text files are cut into pieces of this length. Of several lengths
-            each shard takes the next: a draft drafts best at lengths that it has seen.
+            each shard takes the next: a draft drafts best at lengths that it has seen. Chats are never cut: longer ones
+            are left out. `None` is 64 for texts and 512 for chats.
         new_tokens (`int`, *optional*, defaults to `128`):
             Tokens that the target writes after each prompt.
         temperatures (`tuple[float, ...]`, *optional*, defaults to `(0.0, 0.7)`):
@@ -74,7 +76,7 @@ class Training:
     kind: ClassVar[str]  # what is trained, as `hf-specdec train --kind` names it
 
     num_texts: int = 4000
-    prompt_tokens: int | tuple[int, ...] = 64
+    prompt_tokens: int | tuple[int, ...] | None = None
     new_tokens: int = 128
     temperatures: tuple[float, ...] = (0.0, 0.7)
     epochs: float = 8.0
@@ -125,7 +127,9 @@ class Training:
 
     @property
     def prompt_lengths(self) -> tuple[int, ...]:
-        """`prompt_tokens`, as a tuple where it is one number too."""
+        """`prompt_tokens` of texts, as a tuple where it is one number too."""
+        if self.prompt_tokens is None:
+            return (TEXT_TOKENS,)
         return self.prompt_tokens if isinstance(self.prompt_tokens, tuple) else (self.prompt_tokens,)
 
     def temperature_of(self, shard: int) -> float:
@@ -140,6 +144,11 @@ class Training:
     def num_shards(self) -> int:
         """Files of texts."""
         return -(-self.num_texts // self.texts_per_shard)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one process that go over the texts once."""
+        return (self.num_shards - self.num_held_out_shards) * self.texts_per_shard // self.batch_size
 
     @property
     def num_held_out_shards(self) -> int:

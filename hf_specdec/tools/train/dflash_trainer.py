@@ -19,11 +19,12 @@ from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.tools.train.block_rollout import BlockRollout
 from hf_specdec.tools.train.card import write_dflash_card
 from hf_specdec.tools.train.config import DFlashTraining
-from hf_specdec.tools.train.inputs import check_given_head, checked_config
-from hf_specdec.tools.train.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, frozen, write_texts
+from hf_specdec.tools.train.inputs import Prompt, check_given_head, checked_config
+from hf_specdec.tools.train.loop import TrainingLoop, accelerator_for, frozen
 from hf_specdec.tools.train.new_head import chosen_layers, layer_config
 from hf_specdec.tools.train.report import HeadReport
 from hf_specdec.tools.train.work import check_folder, held
+from hf_specdec.tools.train.writing import drawn_where_unprompted, write_texts
 
 BLOCK_SIZE = 8
 SHAPE = ("layer_ids", "draft_layers", "block_size", "markov_rank")  # settings that a given head has already
@@ -33,7 +34,7 @@ MOST_LAYERS, LAYERS_OF_TARGET = 5, 6  # of a head where none are asked for: one 
 def train_dflash(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str] | None,
+    prompts: Sequence[Prompt] | None,
     out: str | os.PathLike[str],
     config: DFlashTraining | None = None,
     *,
@@ -47,8 +48,9 @@ def train_dflash(
     Args:
         target (`PreTrainedModel`): the model to draft for; it is not changed.
         tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
-        prompts (`Sequence[str]`, *optional*): what the target's texts begin with; `None` lets it write from its first
-            token on, never greedily.
+        prompts (`Sequence`, *optional*): what the target's texts begin with: texts, or chats, each a list of messages,
+            which go through the tokenizer's chat template; between two user messages in a row the target answers.
+            `None` lets it write from its first token on, never greedily.
         out (`str`): folder of the head. Texts, hidden states and the state of training lie in `out`/work, which may be
             deleted afterwards.
         config (`DFlashTraining`, *optional*): the settings; by default `DFlashTraining()`.
@@ -75,10 +77,19 @@ def train_dflash(
     layer_ids = student.config.layer_ids
     config.check_steps(student.num_drafted)
     with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
-        write_texts(
-            accelerator, target, tokenizer, prompts, work, config, layer_ids=layer_ids, head=head, is_shown=is_shown
-        )
         rollout, width = _rollout(student, target, config), student.hidden_size
+        write_texts(
+            accelerator,
+            target,
+            tokenizer,
+            prompts,
+            work,
+            config,
+            layer_ids=layer_ids,
+            head=head,
+            trial=lambda: rollout,
+            is_shown=is_shown,
+        )
         loop = TrainingLoop(accelerator, student, rollout, output=None, hidden_size=width, work=work, config=config)
         report = loop.run(is_shown)
         if accelerator.is_main_process:

@@ -18,16 +18,17 @@ from hf_specdec.loading.self_drafting import self_draft
 from hf_specdec.tools.train.batch import Batch, Outcome, ahead
 from hf_specdec.tools.train.card import write_draft_card
 from hf_specdec.tools.train.config import DraftTraining
-from hf_specdec.tools.train.inputs import checked_config
-from hf_specdec.tools.train.loop import TrainingLoop, accelerator_for, drawn_where_unprompted, write_texts
+from hf_specdec.tools.train.inputs import Prompt, checked_config
+from hf_specdec.tools.train.loop import TrainingLoop, accelerator_for
 from hf_specdec.tools.train.report import HeadReport
 from hf_specdec.tools.train.work import check_folder, held
+from hf_specdec.tools.train.writing import drawn_where_unprompted, write_texts
 
 
 def train_draft(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str] | None,
+    prompts: Sequence[Prompt] | None,
     out: str | os.PathLike[str],
     config: DraftTraining | None = None,
     *,
@@ -41,8 +42,9 @@ def train_draft(
     Args:
         target (`PreTrainedModel`): the model to draft for; it is not changed.
         tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
-        prompts (`Sequence[str]`, *optional*): what the target's texts begin with; `None` lets it write from its first
-            token on, never greedily.
+        prompts (`Sequence`, *optional*): what the target's texts begin with: texts, or chats, each a list of messages,
+            which go through the tokenizer's chat template; between two user messages in a row the target answers.
+            `None` lets it write from its first token on, never greedily.
         out (`str`): folder of the draft. Texts and the state of training lie in `out`/work, which may be deleted
             afterwards.
         config (`DraftTraining`, *optional*): the settings; by default `DraftTraining()`.
@@ -62,10 +64,10 @@ def train_draft(
     accelerator, work = accelerator_for(target, config), Path(out) / "work"
     is_shown = show_progress and accelerator.is_main_process
     with held(work) if accelerator.is_main_process else nullcontext():
-        write_texts(accelerator, target, tokenizer, prompts, work, config, is_shown=is_shown)
+        rollout = DraftRollout(draft, steps=config.rollout_steps)
+        write_texts(accelerator, target, tokenizer, prompts, work, config, trial=lambda: rollout, is_shown=is_shown)
         torch.manual_seed(config.seed)
         width, output = compat.text_config(draft.config).hidden_size, draft.get_output_embeddings()
-        rollout = DraftRollout(draft, steps=config.rollout_steps)
         loop = TrainingLoop(accelerator, draft, rollout, output=output, hidden_size=width, work=work, config=config)
         report = loop.run(is_shown)
         if accelerator.is_main_process:

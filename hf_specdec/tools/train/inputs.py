@@ -1,7 +1,7 @@
 """Arguments of a training, checked before the target writes anything."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
@@ -12,13 +12,14 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.tools.train.config import Training
 
 AnyTraining = TypeVar("AnyTraining", bound=Training)
+Prompt = str | Sequence[Mapping[str, Any]]  # a text, or the messages of a chat
 
 
 def checked_config(
     config_class: type[AnyTraining],
     target: PreTrainedModel,
     tokenizer: Any,
-    prompts: Sequence[str] | None,
+    prompts: Sequence[Prompt] | None,
     out: str | os.PathLike[str],
     config: AnyTraining | None,
 ) -> AnyTraining:
@@ -34,9 +35,10 @@ def checked_config(
         remedy = "Load it with transformers.AutoTokenizer."
         raise ConfigError("tokenizer", "must be a tokenizer, which encodes the prompts", tokenizer, remedy)
     is_listed = prompts is None or (isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes))
-    if not is_listed or not all(isinstance(prompt, str) for prompt in prompts or ()):
-        remedy = "Write [text], also for one; None lets the target write from its first token."
-        raise ConfigError("prompts", "must be a list of texts", prompts, remedy)
+    listed = list(prompts or ()) if is_listed else [None]
+    if not all(isinstance(prompt, str) for prompt in listed) and not (listed and all(map(_is_chat, listed))):
+        remedy = "Write [text] or [messages], also for one; None lets the target write from its first token."
+        raise ConfigError("prompts", "must be a list of texts, or of chats", prompts, remedy)
     check_path("out", out, "a folder to write")
     if config is None:
         return config_class()
@@ -44,6 +46,14 @@ def checked_config(
         remedy = f"Write {config_class.__name__}(...) of hf_specdec.tools.train, or leave it out."
         raise ConfigError("config", f"must be a {config_class.__name__}", config, remedy)
     return config
+
+
+def _is_chat(prompt: Any) -> bool:
+    """True for a list of messages with a role and a text each."""
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    texts = [message.get(key) for message in prompt if isinstance(message, Mapping) for key in ("role", "content")]
+    return len(texts) == 2 * len(prompt) and all(isinstance(text, str) for text in texts)
 
 
 def check_given_head(head: Any, head_class: type, kind: str, config: Training, *, of_shape: Sequence[str]) -> None:

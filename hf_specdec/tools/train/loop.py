@@ -17,18 +17,17 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.progress import with_bar
-from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.tools.train.batch import Batch
 from hf_specdec.tools.train.config import Training
 from hf_specdec.tools.train.optimiser import MuonWithAdamW
 from hf_specdec.tools.train.report import HeadReport, Measured
-from hf_specdec.tools.train.texts import Shard, prompt_ids, read_shard, shards, write_shard
-from hf_specdec.tools.train.work import begin, settings_of, whole
+from hf_specdec.tools.train.texts import read_shard, shards
+from hf_specdec.tools.train.work import whole
 
 logger = logging.getLogger("hf_specdec")
 STATE = {"student", "best_weights", "optimiser", "step", "best_step", "seconds", "without_gain", "best", "losses"}
@@ -54,14 +53,6 @@ def accelerator_for(target: PreTrainedModel, config: Training) -> Accelerator:
     return accelerator
 
 
-def drawn_where_unprompted(config: AnyTraining, prompts: Sequence[str] | None) -> AnyTraining:
-    """Without prompts only drawn texts: greedily, the first token is followed by one text alone."""
-    if prompts is not None:
-        return config
-    drawn = tuple(temperature for temperature in config.temperatures if temperature > 0.0)
-    return dataclasses.replace(config, temperatures=drawn or (1.0,))
-
-
 @contextlib.contextmanager
 def frozen(target: PreTrainedModel) -> Iterator[None]:
     """A block in which no gradients of the target's weights are computed, where a head reads its embeddings."""
@@ -73,43 +64,6 @@ def frozen(target: PreTrainedModel) -> Iterator[None]:
     finally:
         for weight in weights:
             weight.requires_grad_(True)
-
-
-def write_texts(
-    accelerator: Accelerator,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str] | None,
-    work: Path,
-    config: Training,
-    *,
-    layer_ids: Sequence[int] = (),
-    head: nn.Module | None = None,
-    is_shown: bool,
-) -> None:
-    """Let the target write all shards into `work`; those that are there already stay.
-
-    Args:
-        head: what is trained on, if anything.
-
-    Raises:
-        ConfigError: `work` holds texts of other settings, or the texts do not fit the target's positions.
-    """
-    wanted, positions = max(config.prompt_lengths) + config.new_tokens, position_limit(target)
-    if positions is not None and wanted > positions:
-        rule = f"must fit the target's {positions} positions next to prompt_tokens {max(config.prompt_lengths)}"
-        raise ConfigError("new_tokens", rule, config.new_tokens, "Use fewer of either.")
-    starts = {
-        length: [[_first_token(target)]] if prompts is None else prompt_ids(prompts, tokenizer, length, config)
-        for length in config.prompt_lengths
-    }
-    if accelerator.is_main_process:
-        begin(work, settings_of(target, None if prompts is None else starts, layer_ids, config, head))
-    accelerator.wait_for_everyone()
-    mine = range(accelerator.process_index, config.num_shards, accelerator.num_processes)
-    for index in with_bar(mine, total=len(mine), label="writing texts", is_shown=is_shown):
-        write_shard(work, index, target, starts[config.prompt_length_of(index)], layer_ids, config)
-    accelerator.wait_for_everyone()
 
 
 class TrainingLoop:
@@ -143,8 +97,7 @@ class TrainingLoop:
         held_out = config.num_held_out_shards
         self.held_out = range(held_out)
         self.learned = range(held_out, config.num_shards)
-        per_epoch = len(self.learned) * config.texts_per_shard // (config.batch_size * accelerator.num_processes)
-        self.most_steps = max(1, int(per_epoch * config.epochs))
+        self.most_steps = max(1, int(config.steps_per_epoch // accelerator.num_processes * config.epochs))
         self.step, self.best_step, self.seconds, self.without_gain = 0, 0, 0.0, 0
         self.best: list[Measured] = []
         self.best_weights: dict[str, torch.Tensor] = {}
@@ -255,7 +208,7 @@ class TrainingLoop:
                 rows = torch.randperm(len(shard.ids), generator=torch.Generator().manual_seed(config.seed + epoch))
                 batches = [rows[i * config.batch_size : (i + 1) * config.batch_size] for i in range(per_shard)]
                 for chosen in batches[max(0, skipped - place * per_shard) :]:
-                    yield _batch(shard, chosen, accelerator.device)
+                    yield shard.batch(chosen, accelerator.device)
             epoch, skipped = epoch + 1, 0
 
     def _progress(self) -> float:
@@ -308,7 +261,7 @@ def _measured(
     with torch.no_grad():
         for shard in shards(work, mine):
             for rows in torch.split(torch.arange(len(shard.ids)), config.batch_size):
-                outcome = rollout(_batch(shard, rows, accelerator.device))
+                outcome = rollout(shard.batch(rows, accelerator.device))
                 counted = torch.cat([outcome.num_positions[None], outcome.accepted]).float().cpu()
                 sums[shard.temperature] += counted
     found = []
@@ -320,15 +273,6 @@ def _measured(
     return found
 
 
-def _batch(shard: Shard, rows: torch.Tensor, device: torch.device) -> Batch:
-    """Some texts of a shard."""
-    ids, features, top_ids, top_probabilities, real = (
-        field[rows].to(device)
-        for field in (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real)
-    )
-    return Batch(ids, features, top_ids, top_probabilities, real, shard.num_prompt_tokens)
-
-
 def _mean_tokens(found: Sequence[Measured]) -> float:
     return sum(measured.tokens_per_step for measured in found) / max(len(found), 1)
 
@@ -336,11 +280,3 @@ def _mean_tokens(found: Sequence[Measured]) -> float:
 def _schedule(progress: float) -> float:
     """Linear warm-up, then a linear way down."""
     return max(min(progress / WARM_UP, (1.0 - progress) / (1.0 - WARM_UP)), LAST_RATE)
-
-
-def _first_token(target: PreTrainedModel) -> int:
-    """First token of texts of the target's own."""
-    token = target.generation_config.bos_token_id
-    if token is None:
-        raise ConfigError("prompts", "must be given for a model without bos_token_id", None, "Give a file of prompts.")
-    return int(token)

@@ -6,7 +6,7 @@ with their probabilities. What was written is not written again.
 
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from hf_specdec import compat
 from hf_specdec.common.transfer import left_padded
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.forward.target.hidden_states import check_states
+from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training
 from hf_specdec.tools.train.work import whole
 
@@ -48,6 +50,18 @@ class Shard:
     real: torch.Tensor
     num_prompt_tokens: int
     temperature: float
+
+    def batch(self, rows: torch.Tensor, device: torch.device) -> Batch:
+        """Some of its texts on a device.
+
+        Args:
+            rows: `(rows,)`, their numbers.
+        """
+        ids, features, top_ids, top_probabilities, real = (
+            field[rows].to(device)
+            for field in (self.ids, self.features, self.top_ids, self.top_probabilities, self.real)
+        )
+        return Batch(ids, features, top_ids, top_probabilities, real, self.num_prompt_tokens)
 
 
 def prompt_ids(
@@ -81,22 +95,26 @@ def write_shard(
     folder: Path,
     index: int,
     target: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Chats | Mapping[int, Sequence[Sequence[int]]],
     layer_ids: Sequence[int],
     config: Training,
 ) -> None:
-    """Let the target write one shard's texts; nothing where the file is there already."""
+    """Let the target write one shard's texts; nothing where the file is there already.
+
+    Args:
+        prompts: chats, or the token ids of texts by their length.
+    """
     path = shard_path(folder, index)
     if path.exists():
         return
-    generator = torch.Generator().manual_seed(config.seed + index)
-    chosen = torch.randint(len(prompts), (config.texts_per_shard,), generator=generator)
-    if len(prompts) >= config.num_texts:  # each prompt once
-        chosen = torch.arange(config.texts_per_shard) + index * config.texts_per_shard
-        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(config.seed))
-        chosen = order[chosen % len(prompts)]
     temperature = config.temperature_of(index)
-    shard = _written(target, [prompts[int(place)] for place in chosen], layer_ids, temperature, config, index)
+    if isinstance(prompts, Chats):
+        chosen: Sequence[Sequence[int]] = prompts.prompts_of(
+            index, lambda ids: _answers(target, ids, temperature, config, index)
+        )
+    else:
+        chosen = _chosen(prompts[config.prompt_length_of(index)], config, index)
+    shard = _written(target, chosen, layer_ids, temperature, config, index)
     tensors = {
         "ids": shard.ids.int(),
         "features": shard.features,
@@ -144,6 +162,35 @@ def _written(
     index: int,
 ) -> Shard:
     """The texts, and one forward over them."""
+    text, real, longest = _continued(target, prompts, temperature, config, index)
+    with torch.no_grad():
+        features, top = _computed(target, text, real, layer_ids)
+    return Shard(text, features, top.indices, top.values, real, longest, temperature)
+
+
+def _chosen(pieces: Sequence[Sequence[int]], config: Training, index: int) -> list[Sequence[int]]:
+    """The prompts of shard `index`: each piece once where there are enough, drawn where there are not."""
+    generator = torch.Generator().manual_seed(config.seed + index)
+    chosen = torch.randint(len(pieces), (config.texts_per_shard,), generator=generator)
+    if len(pieces) >= config.num_texts:
+        chosen = torch.arange(config.texts_per_shard) + index * config.texts_per_shard
+        order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(config.seed))
+        chosen = order[chosen % len(pieces)]
+    return [pieces[int(place)] for place in chosen]
+
+
+def _answers(
+    target: PreTrainedModel, prompts: Sequence[Sequence[int]], temperature: float, config: Training, index: int
+) -> list[list[int]]:
+    """Tokens that the target writes after each prompt."""
+    text, real, longest = _continued(target, prompts, temperature, config, index)
+    return [row[longest:][seen[longest:]].tolist() for row, seen in zip(text, real, strict=True)]
+
+
+def _continued(
+    target: PreTrainedModel, prompts: Sequence[Sequence[int]], temperature: float, config: Training, index: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Prompts and what the target writes after them, `(N, L)`; which of them are no padding; columns of the prompts."""
     device = compat.input_device(target)
     pad = target.generation_config.pad_token_id
     pad = pad if isinstance(pad, int) and pad >= 0 else 0
@@ -157,10 +204,8 @@ def _written(
         text = target.generate(
             input_ids=ids, attention_mask=mask, max_new_tokens=config.new_tokens, pad_token_id=pad, **drawing, **ONE
         )
-        real = torch.nn.functional.pad(mask.bool(), (0, text.shape[1] - longest), value=True)
-        real = real & ~_behind_the_end(target, text, longest)
-        features, top = _computed(target, text, real, layer_ids)
-    return Shard(text, features, top.indices, top.values, real, longest, temperature)
+    real = torch.nn.functional.pad(mask.bool(), (0, text.shape[1] - longest), value=True)
+    return text, real & ~_behind_the_end(target, text, longest), longest
 
 
 def _computed(

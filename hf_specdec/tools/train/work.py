@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.common.files import lock, replacing, saving_tensors
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
+from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, the largest file that may be
@@ -99,7 +100,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def settings_of(
     target: PreTrainedModel,
-    prompts: Mapping[int, Sequence[Sequence[int]]] | None,
+    prompts: Chats | Mapping[int, Sequence[Sequence[int]]] | None,
     layer_ids: Sequence[int],
     config: Training,
     head: nn.Module | None,
@@ -107,7 +108,8 @@ def settings_of(
     """Settings that the texts, the draft's shape and its first weights depend on: other work is not continued.
 
     Args:
-        prompts: token ids of the prompts, by their length; `None` where the target writes from its first token on.
+        prompts: chats, or token ids of the prompts by their length; `None` where the target writes from its first
+            token on.
         head: what is trained on, if anything.
     """
     values: Settings = {"kind": config.kind}
@@ -119,7 +121,7 @@ def settings_of(
         "num_parameters": target.num_parameters(),
         "weights": _weights_digest(target),
         "head": None if head is None else _weights_digest(head),
-        "prompts": None if prompts is None else f"{_numbers(prompts)} pieces, of digest {_digest(json.dumps(prompts))}",
+        "prompts": None if prompts is None else _described(prompts),
     }
 
 
@@ -155,6 +157,13 @@ def _weights_digest(module: nn.Module) -> str:
             some = weight.detach().flatten()[:NUM_SAMPLED].to(torch.bfloat16).float()
             values.append((name, some.tolist()))
     return _digest(repr(values))
+
+
+def _described(prompts: Chats | Mapping[int, Sequence[Sequence[int]]]) -> str:
+    if isinstance(prompts, Chats):
+        first = prompts.ids_of(prompts.shards[0][0][:1])  # the template is told by what it makes of a message
+        return f"{prompts.num_used} chats, of digest {_digest(json.dumps([prompts.shards, first]))}"
+    return f"{_numbers(prompts)} pieces, of digest {_digest(json.dumps(prompts))}"
 
 
 def _numbers(prompts: Mapping[int, Sequence[Any]]) -> str:

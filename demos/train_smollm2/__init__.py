@@ -1,0 +1,1 @@
+"""Chats that a draft for SmolLM2-135M-Instruct is trained on."""

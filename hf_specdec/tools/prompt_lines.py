@@ -1,0 +1,156 @@
+"""Prompts in the lines of `.jsonl` files, in the forms that data sets and benchmarks come in.
+
+A line is a string, a text to continue, or an object that is recognised by its keys:
+
+    prompt, text            a text to continue; a `prompt` may be a list of messages
+    messages                a chat: {"role": "user", "content": "..."}, ..., from system, user and assistant
+    turns                   messages of a user alone, each answered by the model
+    instruction             one message, with `input` or `context` behind it where there is one
+    question                one message
+
+Next to these `id`, `question_id` or `task_id` names the prompt, and `task` or `category` the task it counts in. Answers
+that end a chat are left out: the model answers. Knows nothing about tokenizers or models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.common.files import json_value, lines_of, lone_surrogate, read_text
+from hf_specdec.errors import ConfigError
+
+FORMS = (
+    'a string, or an object with "prompt", "text", "messages", "turns", "instruction" or "question", the text not empty'
+)
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One prompt.
+
+    Attributes:
+        turns (`tuple[str, ...]`): what a user says, one after the other, each answered by the model; a text alone.
+        is_chat (`bool`): whether it goes through the tokenizer's chat template, where there is one.
+        before (`tuple[Message, ...]`): messages before the first turn.
+        name (`str | None`): its own id.
+        task (`str | None`): its own task.
+    """
+
+    turns: tuple[str, ...]
+    is_chat: bool = False
+    before: tuple[Message, ...] = ()
+    name: str | None = None
+    task: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model continues where there is no chat template: all that is said up to its first answer."""
+        return "\n\n".join([*(message["content"] for message in self.before), self.turns[0]])
+
+    @property
+    def chat(self) -> list[Message]:
+        """Its messages; the model answers before the next of two user messages in a row."""
+        return [*self.before, *({"role": "user", "content": turn} for turn in self.turns)]
+
+    def goes_through_template(self, tokenizer: Any) -> bool:
+        """True for a chat where the tokenizer has a chat template."""
+        return self.is_chat and bool(getattr(tokenizer, "chat_template", None))
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that holds no prompt.
+
+    Attributes:
+        line (`str`): its beginning.
+        error (`str`): the rule that it breaks.
+    """
+
+    line: str
+    error: str
+
+
+class NotAPromptError(ValueError):
+    """A line that holds no prompt; its text is the rule that the line breaks."""
+
+
+def read_file(path: Path, field: str) -> list[tuple[int, PromptLine | BadLine]]:
+    """The prompts of a `.jsonl` file, packed with gzip or not, each with the number of its line from 1.
+
+    Args:
+        field: name of the path, for errors.
+
+    Raises:
+        ConfigError: there is no such file, it is no UTF-8 text, or it has no line.
+    """
+    if not path.is_file():
+        raise ConfigError(field, "must be an existing file", str(path), "Check the spelling.")
+    found: list[tuple[int, PromptLine | BadLine]] = []
+    for number, line in lines_of(read_text(path, field)):
+        try:
+            found.append((number, read_line(line)))
+        except NotAPromptError as error:
+            found.append((number, BadLine(line[:200], str(error))))
+    if not found:
+        raise ConfigError(field, "must hold at least one line", str(path), f"A line is {FORMS}.")
+    return found
+
+
+def read_line(line: str) -> PromptLine:
+    """The prompt of one line.
+
+    Raises:
+        NotAPromptError: the line has none of the forms, no text, or half of a surrogate pair.
+    """
+    value = json_value(line)
+    fields = value if isinstance(value, dict) else {}
+    name = next((str(fields[key]) for key in ("id", "question_id", "task_id") if key in fields), None)
+    task = next((fields[key] for key in ("task", "category") if isinstance(fields.get(key), str)), None)
+    before: tuple[Message, ...] = ()
+    match value:
+        case str(text) | {"prompt": str(text)} | {"text": str(text)}:
+            turns, is_chat = [text], False
+        case {"messages": [*messages]} | {"prompt": [*messages]}:
+            before, turns = _split(messages)
+            is_chat = True
+        case {"turns": [*turns]}:
+            is_chat = True
+        case {"instruction": str(text), "input": str(more)} | {"instruction": str(text), "context": str(more)} if more:
+            turns, is_chat = [f"{text}\n\n{more}"], True
+        case {"instruction": str(text)} | {"question": str(text)}:
+            turns, is_chat = [text], True
+        case _:
+            raise NotAPromptError(f"must be {FORMS}")
+    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise NotAPromptError("must have turns of text, none of them empty")
+    for said in (*(message["content"] for message in before), *turns):
+        if (place := lone_surrogate(said)) is not None:
+            raise NotAPromptError(f"must be Unicode text, but character {place} is half of a pair")
+    return PromptLine(tuple(turns), is_chat, before, name, task)
+
+
+def _split(messages: Sequence[Any]) -> tuple[tuple[Message, ...], list[str]]:
+    """Messages before the first that the model answers, and what users say from there on.
+
+    Raises:
+        NotAPromptError: one is no message, none is a user's, or a later one has an answer.
+    """
+    for message in messages:
+        match message:
+            case {"role": str(role), "content": str()} if role in ROLES:
+                pass
+            case _:
+                raise NotAPromptError(f'must have messages with "role" ({", ".join(ROLES)}) and "content", a text')
+    kept = list(messages)
+    while kept and kept[-1]["role"] == "assistant":
+        kept.pop()
+    start = len(kept)
+    while start and kept[start - 1]["role"] == "user":
+        start -= 1
+    if start == len(kept):
+        raise NotAPromptError("must end with a message of a user, answers left out")
+    return tuple(kept[:start]), [message["content"] for message in kept[start:]]
