@@ -4,9 +4,10 @@ model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp8")
 model.generate(**inputs, spec_method="prompt_lookup")
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
@@ -120,21 +121,11 @@ class _EnabledAutoModel:
         gguf_file = kwargs.get("gguf_file") or getattr(kwargs.get("quantization_config"), "gguf_file", None)
         check_folder(path, cls.auto_class.__name__, runs_code=runs_code, gguf_file=gguf_file)
         _check_parts(cls.auto_class, path, kwargs)
-        try:
+        with _named_errors(cls.auto_class, path):
             kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
             cast_to = dtype_after_widening(kwargs)
             wants_info = kwargs.pop("output_loading_info", False)
             model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
-        except SpecError:
-            raise
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
-            reason = first_line(error)
-            if not Path(path).exists():
-                raise CheckpointError(said_of_hub(path, reason)) from error
-            raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
-        except ValueError as error:
-            check_kind(cls.auto_class.__name__, path, error)
-            raise
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
@@ -149,6 +140,23 @@ class _EnabledAutoModel:
         if attention is not None:
             model.set_attn_implementation(attention)
         return (model, info) if wants_info else model
+
+
+@contextlib.contextmanager
+def _named_errors(auto_class: Any, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises a `CheckpointError` that names the checkpoint for what transformers raises while it reads one."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        reason = first_line(error)
+        if not Path(path).exists():
+            raise CheckpointError(said_of_hub(path, reason)) from error
+        raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
+    except ValueError as error:
+        check_kind(auto_class.__name__, path, error)
+        raise
 
 
 def _check_parts(auto_class: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:

@@ -1,9 +1,14 @@
 """A runner for the commands."""
 
 import contextlib
+import os
 import signal
+import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -32,6 +37,45 @@ def run() -> Run:
         return CliRunner().invoke(app, list(words), input=stdin)
 
     return call
+
+
+def in_own_process(words: list[str], *, stdin: bytes = b"", stdout: str = os.devnull) -> tuple[int, str]:
+    """Exit status and stderr of `hf-specdec` with these words in a fork of this process, whose imports it has.
+
+    Args:
+        stdin: what is piped in.
+        stdout: the file that standard output is.
+    """
+    with tempfile.TemporaryFile() as given, open(stdout, "wb") as out, tempfile.TemporaryFile() as errors:
+        given.write(stdin)
+        given.seek(0)
+        process = os.fork()
+        if not process:
+            _run_forked(words, given.fileno(), out.fileno(), errors.fileno())
+        _, status = os.waitpid(process, 0)
+        errors.seek(0)
+        return os.waitstatus_to_exitcode(status), errors.read().decode()
+
+
+def _run_forked(words: list[str], *files: int) -> None:
+    """The command with these files as its standard ones; ends the process."""
+    status: Any = 1
+    try:
+        for place, file in enumerate(files):
+            os.dup2(file, place)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(0),
+            os.fdopen(1, "w"),
+            os.fdopen(2, "w", buffering=1),
+        )
+        app(words)
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
 @contextlib.contextmanager

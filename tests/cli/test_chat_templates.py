@@ -1,12 +1,10 @@
 """`hf-specdec chat`: templates that are missing or refuse a chat, and messages that are no text."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TEMPLATE, Run
+from tests.cli.conftest import TEMPLATE, Run, in_own_process
 
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 SHORT = ("--dtype", "fp32", "--max-new-tokens", "12")
@@ -29,14 +27,10 @@ def test_a_template_that_writes_nothing_is_told_at_once(run: Run, tmp_path: Path
 
 
 def test_a_message_that_is_no_text_is_its_own_error(run: Run, template: str) -> None:
-    arguments = ["chat", "--chat-template", template, *SHORT]
-    script = f"import sys; sys.argv[1:] = {arguments!r}; from hf_specdec.tools.cli import app"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{script}; app()"], input=b"caf\xe9(\n", capture_output=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert b"`message` must be Unicode text" in b" ".join(done.stderr.split())
-    assert b"Traceback" not in done.stderr
+    status, errors = in_own_process(["chat", "--chat-template", template, *SHORT], stdin=b"caf\xe9(\n")
+    assert status == 2
+    assert "`message` must be Unicode text" in " ".join(errors.split())
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, in_own_process
 
 SHORT = ("generate", "x = 1\n", "--max-new-tokens", "6", "--dtype", "fp32", "--threads", "1")
 COMMAND = (sys.executable, "-m", "hf_specdec", *SHORT)
@@ -30,17 +30,10 @@ def test_help_shows_the_list_form(run: Run) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that takes nothing is Linux's")
 def test_a_full_standard_output_is_an_error() -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            (sys.executable, "-m", "hf_specdec", "info", "--json"),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, errors = in_own_process(["info", "--json"], stdout="/dev/full")
+    assert status == 2
+    assert errors.startswith("error: ") and "No space left on device" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.wide

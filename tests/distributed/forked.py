@@ -1,6 +1,8 @@
-"""Two processes of a tensor-parallel model, forked where their modules are imported: quicker than torchrun.
+"""Two processes of one model, forked where their modules are imported: quicker than torchrun.
 
-python -m tests.distributed.forked tests.distributed.worker FOLDER
+A process that has computed gradients must not be forked so: torch's autograd refuses to work in its children.
+
+python -m tests.distributed.forked tests.distributed.training_worker FOLDER
 """
 
 import importlib
@@ -8,12 +10,13 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 
 __all__ = ["main"]
 
-NUM_PROCESSES = 2
+NUM_PROCESSES, MOST_SECONDS = 2, 570.0
 
 
 def main(module: str, folder: Path) -> int:
@@ -21,26 +24,29 @@ def main(module: str, folder: Path) -> int:
     worker = importlib.import_module(module)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    os.environ |= {"WORLD_SIZE": str(NUM_PROCESSES), "LOCAL_WORLD_SIZE": str(NUM_PROCESSES)}
-    running = {_fork(worker.main, rank, folder) for rank in range(NUM_PROCESSES)}
-    failed = 0
+        port = str(free.getsockname()[1])
+    running = {_fork(worker.main, rank, port, folder) for rank in range(NUM_PROCESSES)}
+    failed, end = 0, time.monotonic() + MOST_SECONDS
     while running:
-        process, status = os.wait()
-        running.discard(process)
-        failed = failed or os.waitstatus_to_exitcode(status)
-        for other in running if failed else ():
+        time.sleep(0.01)
+        for process in tuple(running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                running.discard(process)
+                failed = failed or os.waitstatus_to_exitcode(status)
+        for other in running if failed or time.monotonic() > end else ():
             os.kill(other, signal.SIGKILL)
     return abs(failed)
 
 
-def _fork(work: object, rank: int, folder: Path) -> int:
+def _fork(work: object, rank: int, port: str, folder: Path) -> int:
     process = os.fork()
     if process:
         return process
     status = 1
     try:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(NUM_PROCESSES), "LOCAL_WORLD_SIZE": str(NUM_PROCESSES)}
         assert callable(work)
         work(folder)
         status = 0

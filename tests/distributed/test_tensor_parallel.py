@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import hf_specdec
+from tests.distributed import forked
 from tests.distributed.cases import GRID, ODD, arguments, seed_of
-from tests.distributed.launch import launch_forked
 from tests.distributed.worker import many, outcome, stopped, turns
 from tests.helpers.support import noisy_copy
 from tests.helpers.zoo import FAMILIES, build
@@ -38,8 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def results(folder: Path, request: pytest.FixtureRequest) -> Results:
     """What each of the two processes made of every case whose test runs."""
     (folder / "cases.json").write_text(json.dumps([*asked(request), *ODD]))
-    done = launch_forked("tests.distributed.worker", str(folder))
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert forked.main("tests.distributed.worker", folder) == 0
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,6 +1,5 @@
 """One process of a tensor-parallel model: does each case of FOLDER/cases.json, writes what came of it.
 
-python -m tests.distributed.forked tests.distributed.worker FOLDER
 python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.worker FOLDER
 """
 

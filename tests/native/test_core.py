@@ -51,7 +51,7 @@ def indexed(core: Any, pieces: Sequence[Sequence[int]]) -> NgramIndex:
 
 
 @OFTEN
-@given(pieces=st.lists(st.lists(st.integers(-1, 9), max_size=120), max_size=6), ngram=TEXTS, limit=st.integers(0, 20))
+@given(pieces=st.lists(st.lists(st.integers(-1, 9), max_size=40), max_size=6), ngram=TEXTS, limit=st.integers(0, 20))
 def test_an_index_finds_the_same_places(core: Any, pieces: list[list[int]], ngram: list[int], limit: int) -> None:
     ours, theirs = indexed(core, pieces), indexed(None, pieces)
     assert ours.tokens == theirs.tokens

@@ -1,9 +1,11 @@
 """Training a given DFlash head on: of every kind that is read from files, in its own form, for its own target."""
 
 import copy
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -70,39 +72,62 @@ def make_head(kind: str, folder: Path) -> DFlashHead:
     return load_head(folder)
 
 
+class Trained(NamedTuple):
+    """A head that was trained on from `folder / "given"` to `folder / "out"`."""
+
+    folder: Path
+    head: DFlashHead
+    before: dict[str, torch.Tensor]
+    report: HeadReport
+
+
 def train(target: Any, head: Any, out: Path, config: DFlashTraining) -> HeadReport:
     tokenizer: Any = WordNumbers()
     return train_dflash(target, tokenizer, PROMPTS, out, config, head=head)
 
 
+@pytest.fixture(scope="module")
+def trained(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """A head of each kind, trained once: before and after, with the report."""
+
+    @functools.cache
+    def of(kind: str) -> Trained:
+        folder = tmp_path_factory.mktemp("trained")
+        head = make_head(kind, folder / "given")
+        before = copy.deepcopy(head.state_dict())
+        report = train(target, head, folder / "out", LONG)
+        return Trained(folder, head, before, report)
+
+    return of
+
+
 @pytest.mark.parametrize("kind", OWN)
-def test_a_head_of_any_kind_learns_and_stays_what_it_is(kind: str, target: LlamaForCausalLM, tmp_path: Path) -> None:
-    head = make_head(kind, tmp_path / "given")
-    before = copy.deepcopy(head.state_dict())
-    out = tmp_path / "out"
-    train(target, head, out, SHORT)
-    report = train(target, head, tmp_path / "long", LONG)
+def test_a_head_of_any_kind_learns_and_stays_what_it_is(kind: str, trained: Callable[[str], Trained]) -> None:
+    folder, head, before, report = trained(kind)
+    out = folder / "out"
     assert report.best_step > 0
     assert report.measured[0].tokens_per_step > 1.4
     assert all(torch.equal(weight, before[name]) for name, weight in head.state_dict().items())
-    given, made = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "given", out))
+    given, made = (json.loads((folder / "config.json").read_text()) for folder in (folder / "given", out))
     assert {**made, "dtype": 0} == {**given, "dtype": 0}
     assert not made.get("enable_confidence_head")
-    weights = load_file(tmp_path / "long" / "model.safetensors")
-    assert weights.keys() == load_file(tmp_path / "given" / "model.safetensors").keys()
+    weights = load_file(out / "model.safetensors")
+    assert weights.keys() == load_file(folder / "given" / "model.safetensors").keys()
     for name in ("embed_tokens.weight", "lm_head.weight"):
         assert torch.equal(weights[name], before[name])
     assert not torch.equal(weights["fc.weight"], before["fc.weight"])
-    card = (tmp_path / "long" / "README.md").read_text()
+    card = (out / "README.md").read_text()
     assert "It began as given, and its files are in the same form." in card
     assert "it has embeddings and output head of its own, which were not trained" in card
 
 
 @pytest.mark.parametrize("kind", ["dflash, reduced", "dflash2", "dspark, rnn"])
-def test_what_was_measured_is_what_calls_accept(kind: str, target: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_what_was_measured_is_what_calls_accept(
+    kind: str, target: LlamaForCausalLM, trained: Callable[[str], Trained]
+) -> None:
     """On the held-out texts, greedily, block after block: chains of as many tokens."""
-    report = train(target, make_head(kind, tmp_path / "given"), tmp_path / "out", LONG)
-    head, model = hf_specdec.AutoDraftHead.from_pretrained(tmp_path / "out"), hf_specdec.enable(target)
+    folder, _, _, report = trained(kind)
+    head, model = hf_specdec.AutoDraftHead.from_pretrained(folder / "out"), hf_specdec.enable(target)
     steps, tokens = 0, 0
     for prompt in PROMPTS[:12]:
         ids = torch.tensor([[int(word) for word in prompt.split()[:4]]])

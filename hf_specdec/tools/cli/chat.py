@@ -1,6 +1,7 @@
 """`hf-specdec chat`: a chat in the terminal, with the cache and what the method learned kept between turns."""
 
 import contextlib
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,6 +86,8 @@ def _set_template(tokenizer: Any, file: Path | None) -> None:
 def _converse(talk: "_Chat") -> None:
     """Read lines until they end. In a terminal the chat goes on after an error."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a message with other bytes is an error of its own
     if is_terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - keys that edit the line, and the lines before

@@ -33,6 +33,27 @@ ROUNDS = 3
 SHOWN_FAILURES = 10
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """A method next to plain generate and transformers' own."""
+
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Set the method next to plain generate and transformers' own: its prompt lookup, or its assisted "
+            "generation for a draft model.",
+        ),
+    ] = False
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help=f"With --compare: timed rounds after the warm-up. Default: {ROUNDS}.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and not self.compare:
+            raise ConfigError("--rounds", "must come with --compare", self.rounds, "Add --compare.")
+
+
 @spread
 def generate(
     *,
@@ -58,17 +79,7 @@ def generate(
         ),
     ] = False,
     many: ManyOptions,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Set the method next to plain generate and transformers' own: its prompt lookup, or its assisted "
-            "generation for a draft model.",
-        ),
-    ] = False,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help=f"With --compare: timed rounds after the warm-up. Default: {ROUNDS}.")
-    ] = None,
+    comparison: CompareOptions,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt with speculative decoding.
@@ -77,9 +88,7 @@ def generate(
     --prompts-file failed, and 130 if it is interrupted, which leaves --compare the complete rounds. A file's job
     goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
-    many.check(prompt=prompt, compare=compare)
-    if rounds is not None and not compare:
-        raise ConfigError("--rounds", "must come with --compare", rounds, "Add --compare.")
+    many.check(prompt=prompt, compare=comparison.compare)
     method, config = choice.read(model, engine=engine, memory=spec_memory)
     drawn = sampling.read()
     check_seed(seed)
@@ -92,8 +101,8 @@ def generate(
     with target.where.together(), remembering(target.model, kept):
         if many.is_asked:
             _many(job, how, many, tensor_parallel, json)
-        elif compare:
-            _compare(job, text, how, rounds or ROUNDS, json)
+        elif comparison.compare:
+            _compare(job, text, how, comparison.rounds or ROUNDS, json)
         else:
             _continue(job, text, how, json)
 

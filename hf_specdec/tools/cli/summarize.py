@@ -159,20 +159,14 @@ def summarize(
     is_complete = num_articles == len(texts)
     if not is_complete:
         note_interrupt()
-    setting = {
-        "model": target.model.config.name_or_path,
-        "dtype": precision_of(target.model),
-        "threads": torch.get_num_threads(),
-        "num_articles": num_articles,
-        "batch_size": prompts.batch_size,
-    }
     if json:
-        print_json({**setting, "options": {**shared, "seed": seed}, "rows": rows, "is_complete": is_complete})
+        options_used = {"options": {**shared, "seed": seed}}
+        print_json({**_setting(summarizer, num_articles), **options_used, "rows": rows, "is_complete": is_complete})
     else:
-        table = Table.of("", COLUMNS, [{**row, "num_articles": num_articles} for row in rows])
-        print_table(table, ", ".join(f"{name} {value}" for name, value in setting.items()))
-    if rows[-1]["num_equal_to_plain"] < num_articles and setting["dtype"] != "float32":
-        near_tie_note(setting["dtype"])
+        _print_scores(summarizer, rows, num_articles)
+    precision = precision_of(target.model)
+    if rows[-1]["num_equal_to_plain"] < num_articles and precision != "float32":
+        near_tie_note(precision)
     if not is_complete:
         raise typer.Exit(INTERRUPTED)
     if accuracy.check_accuracy:
@@ -197,6 +191,22 @@ def _measured(
         }
         for name, summaries in written.items()
     ]
+
+
+def _setting(summarizer: Summarizer, num_articles: int) -> dict[str, Any]:
+    return {
+        "model": summarizer.model.config.name_or_path,
+        "dtype": precision_of(summarizer.model),
+        "threads": torch.get_num_threads(),
+        "num_articles": num_articles,
+        "batch_size": summarizer.batch_size,
+    }
+
+
+def _print_scores(summarizer: Summarizer, rows: list[dict[str, Any]], num_articles: int) -> None:
+    setting = _setting(summarizer, num_articles)
+    table = Table.of("", COLUMNS, [{**row, "num_articles": num_articles} for row in rows])
+    print_table(table, ", ".join(f"{name} {value}" for name, value in setting.items()))
 
 
 def _check(rows: list[dict[str, Any]], num_articles: int, accuracy: AccuracyOptions, least_equal: float) -> None:

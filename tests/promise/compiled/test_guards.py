@@ -52,7 +52,7 @@ def test_guards_are_checked_once_a_call_for_each_kind_of_forward(
 
 
 class CountingMLP(torch.nn.Module):
-    """A caller's module: another output from the sixth call on."""
+    """A caller's module: another output from the third call on."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class CountingMLP(torch.nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return self.inner(states) * (-30 if self.calls > 5 else 1)
+        return self.inner(states) * (-30 if self.calls > 2 else 1)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch says that it compiles a counter again
 @pytest.mark.parametrize("kind", ["hook", "module"])
 @torch._dynamo.config.patch(recompile_limit=64)
 def test_what_a_callers_code_counts_in_the_model_counts_in_each_step(model: Any, graphs: list[Any], kind: str) -> None:
-    layer, clean = model.model.layers[0], plain(model, PROMPT, max_new_tokens=10, **STATIC)
+    layer, clean = model.model.layers[0], plain(model, PROMPT, max_new_tokens=5, **STATIC)
     counter = layer.mlp
     if kind == "module":
         counter = layer.mlp = CountingMLP(layer.mlp)
@@ -75,13 +75,13 @@ def test_what_a_callers_code_counts_in_the_model_counts_in_each_step(model: Any,
 
         def hook(module: Any, args: Any, output: torch.Tensor) -> Any:
             module.calls += 1
-            return output * -30 if module.calls > 5 else None
+            return output * -30 if module.calls > 2 else None
 
         counter.register_forward_hook(hook)
 
     def text(**how: Any) -> Any:
         counter.calls = 0
-        return model.generate(PROMPT, max_new_tokens=10, **STATIC, **how)
+        return model.generate(PROMPT, max_new_tokens=5, **STATIC, **how)
 
     expected, config = text(disable_compile=True), on_cpu(counting(graphs))
     text(spec_method="plain", compile_config=config)  # which tries the model
@@ -198,9 +198,9 @@ def test_layers_that_are_exchanged_between_two_calls_get_buffers_of_their_own(
     how = {"spec_method": "draft_model", "assistant_model": changed} if is_draft else {"spec_method": "plain"}
     for _ in range(2):
         output = target.generate(
-            PROMPT, max_new_tokens=8, **STATIC, compile_config=config, return_dict_in_generate=True, **how
+            PROMPT, max_new_tokens=4, **STATIC, compile_config=config, return_dict_in_generate=True, **how
         )
-        assert output.sequences.equal(plain(target, PROMPT, max_new_tokens=8, **STATIC, disable_compile=True))
+        assert output.sequences.equal(plain(target, PROMPT, max_new_tokens=4, **STATIC, disable_compile=True))
         changed.model.layers = other.model.layers
         changed.config.num_hidden_layers = other.config.num_hidden_layers
         changed.config.num_key_value_heads = other.config.num_key_value_heads

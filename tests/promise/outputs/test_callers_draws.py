@@ -90,20 +90,24 @@ class Few(LogitsProcessor):
 
 
 def test_drafted_and_chosen_tokens_are_drawn_independently(model: Any) -> None:
-    """Else the text would have another distribution: 1,500 second tokens besides those of plain sampling."""
-    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": 2.0, "max_new_tokens": 2, "min_new_tokens": 2}
-    counts = []
-    for method in ("plain", Weighted):
-        drawn = torch.zeros(8)
-        for seed in range(1500):
-            torch.manual_seed(seed)
-            text = model.generate(PROMPT[:, :4], **how, logits_processor=[Few()], spec_method=method)
-            drawn[text[0, -1]] += 1
-        counts.append(drawn)
-    both = counts[0] + counts[1]
-    seen = both > 0
-    distance = ((counts[0] - counts[1])[seen] ** 2 / both[seen]).sum()
-    assert distance < 30, "chi-square with 7 degrees of freedom; drawn from one stream it is hundreds"
+    """Else the text would have another distribution: second tokens, each drafted, against their probabilities."""
+    temperature, prompt = 2.0, PROMPT[:, :4]
+    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "temperature": temperature, "max_new_tokens": 3}
+
+    def probabilities(texts: torch.Tensor) -> torch.Tensor:
+        """`(rows, 8)` of the token after each text."""
+        return (model(texts).logits[:, -1, :8] / temperature).softmax(-1)
+
+    with torch.no_grad():
+        pairs = torch.cat([prompt.repeat(8, 1), torch.arange(8)[:, None]], dim=1)
+        expected = 300 * probabilities(prompt)[0] @ probabilities(pairs)
+    drawn = torch.zeros(8)
+    for seed in range(300):
+        torch.manual_seed(seed)
+        text = model.generate(prompt, **how, logits_processor=[Few()], spec_method=Weighted)
+        drawn[text[0, -2]] += 1
+    distance = ((drawn - expected) ** 2 / expected).sum()
+    assert distance < 30, "chi-square with 7 degrees of freedom; drawn from one stream it is above 45"
 
 
 def test_a_greedy_call_leaves_the_global_generator_to_other_threads(model: Any) -> None:
