@@ -189,6 +189,7 @@ def digests(call: Call, request: Request, plan: CallPlan, **more: Any) -> dict[s
         "assistant_model": (type(draft).__name__, draft is not None and device_mesh(draft) is not None),
         "return_dict_in_generate": bool(config.return_dict_in_generate),
         "output_hidden_states": bool(config.output_hidden_states),
+        "output_attentions": bool(config.output_attentions),
         "do_sample": bool(config.do_sample),
         "max_length": config.max_length,
         compat.CACHE: type(call.cache).__name__,

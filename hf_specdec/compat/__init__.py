@@ -50,6 +50,7 @@ from hf_specdec.compat.caches import (
     recorded,
     replaced_attributes,
     sees_images,
+    sliding_windows,
     under_new_name,
 )
 from hf_specdec.compat.compiling import (

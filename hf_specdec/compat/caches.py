@@ -113,6 +113,21 @@ def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     return any(place < len(cached) and cached[place].get_seq_length() for place in layers)
 
 
+def sliding_windows(model: PreTrainedModel, cache: Any) -> list[int | None]:
+    """Columns of a forward of one token at most, for each layer of a dynamic cache; empty where none has a window.
+
+    A layer that shares another's keys (Gemma 3n) has the window of its type.
+    """
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
+    if not any(windows):
+        return []
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or range(len(layers))
+    own = zip(types, layers, windows, strict=False)
+    of_type = {kind: window for kind, layer, window in own if type(layer) is not DummyLayer}
+    return [of_type.get(kind) for kind, _ in zip(types, layers, strict=False)]
+
+
 def given_cache(kwargs: Mapping[str, Any]) -> Any:
     """The cache among the arguments of a call of `generate`, or `None`."""
     return next((kwargs[name] for name in GIVEN_CACHES if kwargs.get(name) is not None), None)

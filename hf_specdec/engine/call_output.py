@@ -1,7 +1,8 @@
 """The output object of a call with `return_dict_in_generate`: plain generation's class, with the same contents."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
@@ -9,15 +10,23 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from hf_specdec import compat
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.loop import SpecLoop
+from hf_specdec.forward.target.hidden_states import Layers, batch_dim
 
 Part = TypeVar("Part")
-SHOWN = {"scores": "output_scores", "logits": "output_logits", "hidden_states": "output_hidden_states"}
+SHOWN = {
+    "scores": "output_scores",
+    "logits": "output_logits",
+    "hidden_states": "output_hidden_states",
+    "attentions": "output_attentions",
+    "cross_attentions": "output_attentions",
+}
 
 
 def shown_fields(call: Call) -> list[str]:
     """Fields of the call's output that hold something of each token."""
     config = call.generation_config
-    return [name for name, asked in SHOWN.items() if config.return_dict_in_generate and getattr(config, asked)]
+    shown = [name for name, asked in SHOWN.items() if config.return_dict_in_generate and getattr(config, asked)]
+    return [name for name in shown if name != "cross_attentions" or call.model.config.is_encoder_decoder]
 
 
 def call_output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
@@ -32,14 +41,16 @@ def call_output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
         fields["scores"] = _joined([sampler.scores or [] for sampler in samplers], count, torch.cat)
     if "logits" in loop.shows:
         fields["logits"] = _joined([sampler.logits or [] for sampler in samplers], count, torch.cat)
-    hidden_states = None
-    if loop.prompt_states is not None:
-        of_rows = [sequence.hidden_states for sequence in loop.sequences]
-        hidden_states = (loop.prompt_states, *_joined(of_rows, count - 1, lambda parts: _by_layer(call, parts)))
+    for name, of_prompts in loop.of_prompts.items():
+        of_rows = [sequence.shown[name] for sequence in loop.sequences]
+        fields[name] = (of_prompts, *_joined(of_rows, count - 1, functools.partial(_by_layer, call, name)))
     if not call.model.config.is_encoder_decoder:
-        return GenerateDecoderOnlyOutput(**fields, hidden_states=hidden_states)
-    encoder = None if hidden_states is None else call.model_kwargs["encoder_outputs"].get("hidden_states")
-    return GenerateEncoderDecoderOutput(**fields, decoder_hidden_states=hidden_states, encoder_hidden_states=encoder)
+        return GenerateDecoderOnlyOutput(**fields)
+    for name in ("hidden_states", "attentions"):
+        if name in loop.shows:
+            fields[f"decoder_{name}"] = fields.pop(name)
+            fields[f"encoder_{name}"] = call.model_kwargs["encoder_outputs"].get(name)
+    return GenerateEncoderDecoderOutput(**fields)
 
 
 def _joined(rows: list[list[Part]], count: int, join: Callable[[list[Part]], Part]) -> tuple[Part, ...]:
@@ -52,6 +63,9 @@ def _joined(rows: list[list[Part]], count: int, join: Callable[[list[Part]], Par
     return tuple([join([row.pop() for row in rows]) for _ in range(count)])
 
 
-def _by_layer(call: Call, parts: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
-    layers = zip(*parts, strict=True)
-    return tuple([torch.cat(layer, dim=compat.batch_dim_of_states(call.model, layer[0])) for layer in layers])
+def _by_layer(call: Call, field: str, parts: list[Layers]) -> Layers:
+    """One step's parts of all rows, joined layer by layer."""
+    if parts[0] is None:
+        return None
+    layers = zip(*cast("list[tuple[Any, ...]]", parts), strict=True)
+    return tuple([None if of[0] is None else torch.cat(of, batch_dim(call.model, field, of[0])) for of in layers])

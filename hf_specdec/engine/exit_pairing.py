@@ -59,7 +59,8 @@ def exit_runner_of(call: Call, layers: int, finding: ExitFinding, *, takes_trees
     if finding.recomputed is not None:
         what = f"verify passes compute {counted(layers, 'layer')} again"
         state_of(model).warn_once(f"{type(model).__name__}: {what}: {finding.recomputed}")
-    shows_layers = call.generation_config.output_hidden_states and call.generation_config.return_dict_in_generate
+    config = call.generation_config
+    shows_layers = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
     return ExitRunner(
         model,
         layers,

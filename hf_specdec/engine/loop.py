@@ -9,6 +9,9 @@ from hf_specdec.common.transfer import HOST
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
+from hf_specdec.forward.target.hidden_states import Layers
+
+OF_FORWARDS = ("hidden_states", "attentions", "cross_attentions")
 
 
 class SpecLoop:
@@ -17,18 +20,18 @@ class SpecLoop:
     Args:
         steps: takes the batch one step further.
         streamer: a transformers streamer that has seen the prompt already; for one sequence.
-        shows: fields of the output that hold something of each token: `scores`, `logits`, `hidden_states`. With any of
-            them the rows stay in the batch, and those that end go on with padding, as in plain generation.
+        shows: fields of the output that hold something of each token: `scores`, `logits` and `OF_FORWARDS`. With any
+            of them the rows stay in the batch, and those that end go on with padding, as in plain generation.
 
     Attributes:
         sequences: all of them, those that have left the batch too.
-        prompt_states: hidden states of the prompts' forward, all rows together; `None` where they are not shown.
+        of_prompts: the fields of `OF_FORWARDS` that are shown, from the prompts' forward, all rows together.
     """
 
     def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
         self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
         self.rank_sync, self._steps = steps.rank_sync, steps
-        self.prompt_states: tuple[torch.Tensor, ...] | None = None
+        self.of_prompts: dict[str, Layers] = {}
         if streamer is not None:
             steps.on_token = self._on_token
 
@@ -37,8 +40,8 @@ class SpecLoop:
         target = self.batch.target
         try:
             self._steps.begin(self.batch)
-            if "hidden_states" in self.shows:
-                self.prompt_states = target.all_hidden_states()
+            self.of_prompts = {field: target.shown(field) for field in OF_FORWARDS if field in self.shows}
+            if self.of_prompts:
                 self._steps.on_token = self._on_token
             while self.batch.num_live:
                 self._retire()
@@ -62,9 +65,9 @@ class SpecLoop:
         return max(sequence.length for sequence in self.sequences)
 
     def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
-        """Keep the hidden states that have led to a token after the first, and hand it to the streamer."""
-        if self.prompt_states is not None:
-            sequence.hidden_states.append(self.batch.target.hidden_states(sequence.index, node))
+        """Keep what is shown of the forward that led to a token after the first, and hand it to the streamer."""
+        for field in self.of_prompts:
+            sequence.shown[field].append(self.batch.target.shown_of(field, sequence.index, node))
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token], device=HOST))
 

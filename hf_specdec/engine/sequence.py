@@ -2,11 +2,11 @@
 
 import contextlib
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
@@ -17,6 +17,7 @@ from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.target.hidden_states import Layers
 from hf_specdec.forward.target.node_outputs import NodeOutputs
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
@@ -38,7 +39,7 @@ class SequenceState:
         finished (`bool`): whether its text has ended; padding may follow in `text`.
         length (`int`): tokens of the text without that padding.
         padding (`list[int]`): what follows its text in this step, after its end.
-        hidden_states: those that have led to each token after the first, padding among them, where they are shown.
+        shown: hidden states and attention of each token after the first, padding among them, by the output's field.
         stats (`SpecStats`): its counters, or those of the whole call.
         rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
@@ -72,7 +73,7 @@ class SequenceState:
         self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
         self.padding: list[int] = []
-        self.hidden_states: list[tuple[torch.Tensor, ...]] = []
+        self.shown: defaultdict[str, list[Layers]] = defaultdict(list)
         self.stats = stats
         self.length = len(text)
         self.rank_sync = rank_sync

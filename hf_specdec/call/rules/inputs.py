@@ -14,11 +14,15 @@ def shared_states(facts: Facts, request: Request) -> str | None:
 
 
 def attention_output(facts: Facts, request: Request) -> str | None:
-    """Attention is returned."""
+    """Attention is returned of a loop, a cache or a model that shows other columns than the text's."""
     config = facts.call.generation_config
-    if config.output_attentions and config.return_dict_in_generate:
-        return "output_attentions shows the columns of one token a step, which drafts have others of"
-    return None
+    if not (config.output_attentions and config.return_dict_in_generate):
+        return None
+    if request.is_assisted:
+        return "output_attentions shows other columns in transformers' assisted decoding"
+    if facts.has_static_cache:
+        return "output_attentions shows the free columns of a static cache"
+    return facts.found.attention_reason(facts.model, facts.encoder_kwargs)
 
 
 def decoder_mask(facts: Facts, request: Request) -> str | None:

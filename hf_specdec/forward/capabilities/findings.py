@@ -1,5 +1,6 @@
 """Results of a model's probes, which are repeated once the model computes in another way."""
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from hf_specdec import compat
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
+from hf_specdec.forward.capabilities.attention_weights import reason_against_weights
 from hf_specdec.forward.capabilities.cross_attention import reason_against_states
 from hf_specdec.forward.capabilities.probe import Capability, probe, untried
 from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
@@ -35,7 +37,7 @@ class Found:
         self.capability, self._knows_rows = capability, False
         self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
-        self._states_reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that hold them
+        self._reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that were tried
         self._lock = threading.Lock()
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
@@ -57,16 +59,23 @@ class Found:
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
         """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""
-        rank_sync, key = rank_sync_of(model), tuple(states)
+        return self._reason(model, tuple(states), lambda: reason_against_states(model, states))
+
+    def attention_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -> str | None:
+        """Why calls with `output_attentions` are decoded plainly, or `None`; tried at the first such call."""
+        find = functools.partial(reason_against_weights, model, self.capability.tier, encoder_kwargs or {})
+        return self._reason(model, ("output_attentions",), find)
+
+    def _reason(self, model: PreTrainedModel, key: tuple[str, ...], find: Callable[[], str | None]) -> str | None:
+        rank_sync = rank_sync_of(model)
         with self._lock:
-            if rank_sync.any(key not in self._states_reasons):
+            if rank_sync.any(key not in self._reasons):
                 try:
-                    reason = _undisturbed(model, lambda: reason_against_states(model, states))
+                    self._reasons[key] = _undisturbed(model, find)
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
                     return str(error)
-                self._states_reasons[key] = reason
-            return self._states_reasons[key]
+            return self._reasons[key]
 
     def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
         """Result of the probe of the model's first `layers` layers as its draft; probed at the first such call."""

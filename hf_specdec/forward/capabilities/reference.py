@@ -26,6 +26,7 @@ class Reference:
         logits: `(rows, n, vocab_size)` after each of `coming`; `(rows, 1, vocab_size)` after the prompt without any.
         cache: what the model has cached after the last of them.
         kept: copies of `module_tensors` then.
+        outputs: of the last forward.
     """
 
     prompt: torch.Tensor
@@ -33,6 +34,7 @@ class Reference:
     logits: torch.Tensor
     cache: Any
     kept: list[torch.Tensor]
+    outputs: Any
 
 
 def reference(model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tensor, coming: torch.Tensor) -> Reference:
@@ -56,7 +58,7 @@ def reference(model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tens
         kwargs = compat.updated_kwargs(model, outputs, kwargs)
     found = torch.stack(logits, dim=1) if logits else outputs.logits[:, -1:].float()
     kept = [tensor.clone() for _, _, tensor in module_tensors(model)]
-    return Reference(prompt, coming, found, kwargs.get(compat.cache_name(kwargs)), kept)
+    return Reference(prompt, coming, found, kwargs.get(compat.cache_name(kwargs)), kept, outputs)
 
 
 def module_tensors(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:

@@ -99,6 +99,10 @@ class TreeLayout:
             mask[rows, self.node_columns] = block
         return mask
 
+    def column_of(self, node: int) -> int:
+        """Index of a node among the next forward's columns."""
+        return self.node_columns[node] - self.first_new
+
     def columns_of(self, path: Sequence[int]) -> list[int]:
         """Columns that hold the text once the nodes in `path` are part of it."""
         if not self.node_columns:

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers import zoo_wide
 from tests.helpers.heads import random_head
-from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both, plain
+from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
 from tests.promise.conftest import Draft
 
 WANTED = ["output_scores", "output_logits", "output_hidden_states"]
@@ -52,21 +51,6 @@ def test_nothing_is_recorded_that_was_not_asked_for(model: Any, draft: Draft) ->
     assert ours.output.logits is None
     assert ours.output.hidden_states is None
     assert ours.output.attentions is None
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("by_default", [False, True])
-def test_attentions_are_plain_generates(zoo: Callable[[str], Any], rows: int, by_default: bool) -> None:
-    """Decoded one token a step: those of several tokens have other columns."""
-    model = zoo("gpt_oss")  # eager attention, which plain decoding returns
-    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "output_attentions": True}
-    expected = plain(model, PROMPT.repeat(rows, 1), **call, return_dict_in_generate=True)
-    how: dict[str, Any] = {"spec_method": "prompt_lookup"}
-    if by_default:
-        how = {"generation_config": GenerationConfig(**how, pad_token_id=0)}
-    ours = model.generate(PROMPT.repeat(rows, 1), **call, return_dict_in_generate=True, **how)
-    assert "output_attentions" in ours.spec_stats.plain_reason
-    assert_same_tensors(ours.attentions, expected.attentions)
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
