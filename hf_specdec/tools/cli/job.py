@@ -33,12 +33,16 @@ class Job:
     Attributes:
         options (`Mapping[str, Any]`): keyword arguments of `generate`.
         seed (`int | None`): set before each call; `None` leaves the random state as it is.
+        is_chat (`bool`): whether a prompt goes through the chat template, as a user's message.
+        system (`str | None`): what a chat's model is told first.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    is_chat: bool = False
+    system: str | None = None
 
     def run(self, inputs: Mapping[str, torch.Tensor], **how: Any) -> Result:
         """Call `generate` on one prompt; `how` holds the arguments that choose the method."""

@@ -1,4 +1,4 @@
-"""The prompts of a command that was given none: Python code, the language of the embedded target."""
+"""The prompts of a command that was given none: Python code, the language of the embedded target, or a question."""
 
 STACK = '''class Stack:
     """A last-in, first-out collection."""
@@ -49,5 +49,7 @@ CONFIG = '''def read_config(path, section="default"):
 def write_config(path, options, section="default"):
     """Write a dictionary of options to one section."""
 '''
+
+QUESTION = "Write a Python function that removes duplicates from a list and keeps their order. Then explain it."
 
 PROMPTS = (STACK, SHAPES, CONFIG)

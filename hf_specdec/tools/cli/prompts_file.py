@@ -60,7 +60,7 @@ class ManyOptions:
         assert self.prompts_file is not None and self.out is not None
         return self.prompts_file, self.out
 
-    def check(self, *, prompt: str | None, compare: bool) -> None:
+    def check(self, *, prompt: str | None, compare: bool, chat: bool) -> None:
         """Refuse options that do not go with a file of prompts, and an output that no such job wrote."""
         if (self.prompts_file is None) != (self.out is None):
             given, missing = ("--prompts-file", "--out") if self.out is None else ("--out", "--prompts-file")
@@ -74,6 +74,9 @@ class ManyOptions:
             raise ConfigError("PROMPT", "must be left out with --prompts-file", prompt, "Give one of the two.")
         if compare:
             raise ConfigError("--compare", "must be left out with --prompts-file", True, "`hf-specdec bench` compares.")
+        if chat:
+            remedy = 'Write {"question": "..."} or {"messages": [...]} a line.'
+            raise ConfigError("--chat", "must be left out with --prompts-file, whose lines tell chats", True, remedy)
         prompts_file, out = self.files
         read_prompts(prompts_file)
         check_job_output(out, prompts_file)
