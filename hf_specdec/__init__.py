@@ -27,6 +27,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
     "AutoSpecConfig",
+    "CallPlan",
     "Capability",
     "CheckpointError",
     "ConfigError",
@@ -73,7 +74,7 @@ _NAMES = {  # by module
     "api.many_prompts.generate_many": ("generate_many",),
     "api.many_prompts.result": ("ManyResult",),
     "common.observer": ("DraftedNode", "SourceVote", "SpecStep"),
-    "common.stats": ("SpecOutput", "SpecStats"),
+    "common.stats": ("CallPlan", "SpecOutput", "SpecStats"),
     "common.tree": ("DraftTree", "TreeBuilder"),
     "engine.sampling.per_row": ("PerRow",),
     "forward.capabilities.probe": ("Capability",),
@@ -100,7 +101,7 @@ if TYPE_CHECKING:
     from hf_specdec.api.many_prompts.generate_many import generate_many
     from hf_specdec.api.many_prompts.result import ManyResult
     from hf_specdec.common.observer import DraftedNode, SourceVote, SpecStep
-    from hf_specdec.common.stats import SpecOutput, SpecStats
+    from hf_specdec.common.stats import CallPlan, SpecOutput, SpecStats
     from hf_specdec.common.tree import DraftTree, TreeBuilder
     from hf_specdec.engine.sampling.per_row import PerRow
     from hf_specdec.forward.capabilities.probe import Capability

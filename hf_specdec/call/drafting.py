@@ -9,7 +9,7 @@ import torch
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
 from hf_specdec.common.stats import CallPlan
-from hf_specdec.engine.draft_pairing import draft_runner_of, logits_processor_of, translations_of
+from hf_specdec.engine.draft_pairing import draft_runner_of, logits_processor_of
 from hf_specdec.engine.exit_pairing import exit_runner_of
 from hf_specdec.engine.head_pairing import head_runner_of
 from hf_specdec.engine.model_state import state_of
@@ -63,12 +63,12 @@ def _network_runner(
         finding = facts.found.early_exit(facts.model, layers)
         return exit_runner_of(call, layers, finding, takes_trees=plan.way == "tree"), None
     network = facts.network(request)
-    if network is None:
+    if network is None or not facts.drafts_with_network(request):
         return None, None
     if isinstance(network, DraftHead):
-        return head_runner_of(call, network, budget=request.budget), None
+        return head_runner_of(call, network, budget=request.budget, compiles=plan.is_head_compiled), None
     tier, structure = facts.draft(request)
-    translations = None if request.tokenizers is None else translations_of(call, *request.tokenizers)
+    translations = facts.translations(request)
     runner = draft_runner_of(
         call,
         network,

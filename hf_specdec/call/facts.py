@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
+from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost.cost_model import StepCosts
-from hf_specdec.engine.draft_pairing import draft_capability
+from hf_specdec.engine.draft_pairing import draft_capability, translations_of
 from hf_specdec.engine.head_pairing import own_head_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.capabilities.findings import Found
@@ -20,6 +21,7 @@ from hf_specdec.forward.target.inputs import rows_of
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.model_runner import Tier
 from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.translation import Translation
 
 
 class Facts:
@@ -37,6 +39,7 @@ class Facts:
         self.model, self._call = model, call
         self.chain_reason: str | None = None
         self._draft: tuple[Tier, ModelFacts] | None = None
+        self._translations: list[Translation] | None = None
 
     @property
     def name(self) -> str:
@@ -137,6 +140,24 @@ class Facts:
             tier = draft_capability(self.model, draft, translates=translates, now=now).tier
             self._draft = tier, state_of(draft).facts_of(now)
         return self._draft
+
+    def translations(self, request: Request) -> list[Translation] | None:
+        """Each row's prompt in the draft model's vocabulary; `None` where that is the target's."""
+        if self._translations is None and request.tokenizers is not None:
+            self._translations = translations_of(self.call, *request.tokenizers)
+        return self._translations
+
+    def drafts_with_network(self, request: Request) -> bool:
+        """Returns whether the call's network, if it has one, has positions for its prompt."""
+        network = self.network(request)
+        if network is None or isinstance(network, DraftHead) or self._call is None:
+            return network is not None
+        limit = self.draft(request)[1].of(position_limit, network)
+        if limit is None:
+            return True
+        translations = self.translations(request)
+        rows = [self.call.input_ids[0]] if translations is None else [one.fixed[:-1] for one in translations]
+        return max(map(len, rows)) <= limit
 
     @cached_property
     def device(self) -> torch.device:

@@ -6,14 +6,15 @@ from typing import Any
 from hf_specdec import compat
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules import CALL_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
+from hf_specdec.call.rules import CALL_RULES, CHECKED_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
 from hf_specdec.call.rules.assisted import by_transformers
 from hf_specdec.call.rules.length import scaled_trees
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.engine.cost.cost_facts import other_threads
-from hf_specdec.engine.static_shapes import compile_settings, reason_against_compiling, shapes_of
+from hf_specdec.engine.static_shapes import compile_settings, reason_against_compiling, reason_against_head, shapes_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
+from hf_specdec.methods.common.draft_head import DraftHead
 
 NO_METHOD = CallPlan(way="plain", reason="no spec_method is given", method="plain", loop="transformers")
 
@@ -48,7 +49,11 @@ def plan_call(facts: Facts, request: Request) -> CallPlan:
     if (reason := _first_reason(MODEL_RULES, facts, request)) is None:
         if facts.tier == "tree" and (columns := scaled_trees(facts, request)) is not None:
             facts = facts.with_chains_only(columns)
-        reason = _first_reason(CALL_RULES, facts, request) or _refusal(facts, request)
+        reason = (
+            _first_reason(CALL_RULES, facts, request)
+            or _refusal(facts, request)
+            or _first_reason(CHECKED_RULES, facts, request)
+        )
     inputs: dict[str, Any] = {"num_rows": facts.num_rows, "cache": _cache(facts)}
     if reason is not None:
         return _plain(facts, request, reason, **inputs)
@@ -56,13 +61,15 @@ def plan_call(facts: Facts, request: Request) -> CallPlan:
 
 
 def plan_row(facts: Facts, request: Request) -> CallPlan:
-    """Plan of a prepared prompt that shares a batch, of which no rule decodes it alone.
+    """Plan of a prepared prompt that shares a batch, unless a rule decodes it plainly.
 
     Raises:
         ConfigError, UnsupportedModelError: as of `plan_call`.
     """
     for check in CHECKS:
         check(facts, request)
+    if (reason := _first_reason(CHECKED_RULES, facts, request)) is not None:
+        return _plain(facts, request, reason)
     return _speculative(facts, request, shares_batch=True)
 
 
@@ -129,14 +136,18 @@ def _shapes(facts: Facts, request: Request) -> dict[str, Any]:
         return found
     if (reason := reason_against_compiling(facts.model)) is not None:
         return found | {"notes": (f"{facts.name} is not compiled: {reason}",)}
-    return found | {"is_compiled": True}
+    found["is_compiled"] = True
+    if isinstance(head := facts.network(request), DraftHead):
+        reason = reason_against_head(facts.call, head)
+        note = () if reason is None else (f"{type(head).__name__} is not compiled: {reason}",)
+        found |= {"is_head_compiled": reason is None, "notes": note}
+    return found
 
 
 def _network(facts: Facts, request: Request) -> str | None:
     if (layers := request.config.drafting_layers) is not None:
         return f"the first {counted(layers, 'layer')} of {facts.name}"
-    network = facts.network(request)
-    return None if network is None else type(network).__name__
+    return type(facts.network(request)).__name__ if facts.drafts_with_network(request) else None
 
 
 def _budget_reason(facts: Facts, request: Request, num_rows: int) -> str:

@@ -38,6 +38,7 @@ class CallPlan:
         widths (`tuple[int, ...]`): tokens of each row that forwards after the prompt have, over a static cache.
         capacity (`int`): columns of its buffers.
         is_compiled (`bool`): whether these forwards are compiled.
+        is_head_compiled (`bool`): whether those of the draft head are, too.
         notes (`tuple[str, ...]`): what the log says once of the model in such a call.
     """
 
@@ -54,6 +55,7 @@ class CallPlan:
     widths: tuple[int, ...] = ()
     capacity: int = 0
     is_compiled: bool = False
+    is_head_compiled: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -72,7 +74,7 @@ class CallPlan:
         }
         if self.loop != "transformers":
             lines["budget"] = f"{self.budget} drafted tokens a row and step: {self.budget_reason}"
-            lines["network"] = self.network or "none"
+            lines["network"] = f"{self.network or 'none'}{', compiled' if self.is_head_compiled else ''}"
         lines["shapes"] = f"{self.cache} cache, {rows}"
         if self.widths:
             widths = ", ".join(map(str, self.widths))

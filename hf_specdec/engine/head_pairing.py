@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,7 @@ from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
 from hf_specdec.forward.networks.shared_cache_runner import SHARED_STEP, SharedCacheRunner
+from hf_specdec.forward.target.compiled_forward import CompiledShapes, StepKind
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
 from hf_specdec.methods.common.draft_scorer import cost_ratio
@@ -104,11 +104,12 @@ def _check_keys(target: PreTrainedModel, head: SharedCacheHead, remedy: str) -> 
         raise ConfigError("assistant_model", rule, f"a head that reads {wanted}", remedy)
 
 
-def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunner[Any]:
+def head_runner_of(call: Call, head: DraftHead, *, budget: int, compiles: bool) -> BaseHeadRunner[Any]:
     """The head with a cache of its own, for the call's prompts.
 
     Args:
         budget (`int`): most tokens drafted a step.
+        compiles (`bool`): whether its forwards are compiled, as the target's are.
     """
     length = call.input_ids.shape[1]
     room = UNBOUNDED if call.max_new_tokens is None else call.max_new_tokens
@@ -127,7 +128,10 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int) -> BaseHeadRunne
         is_shared=not rank_sync_of(call.model).is_alone,
         room=room,
     )
-    shapes_of = partial(head_shapes, call, head, num_columns=length + room)
+
+    def shapes_of(kind: StepKind, widest: int) -> CompiledShapes | None:
+        return head_shapes(call, head, kind, num_columns=length + room, widest=widest) if compiles else None
+
     if isinstance(head, SharedCacheHead):
         about = replace(about, shapes=shapes_of(SHARED_STEP, widest=1 + budget))
         return SharedCacheRunner(head, about, last_own_layers(call.model))

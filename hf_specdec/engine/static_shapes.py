@@ -150,18 +150,15 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
 
 
 def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int, widest: int) -> CompiledShapes | None:
-    """For a draft head next to a target whose forwards are compiled; `None` next to any other.
+    """For a draft head that its call's plan compiles; `None` where the target's or its own forwards have failed to.
 
     Args:
         kind: of `CompiledForward`.
         num_columns (`int`): tokens of the longest text.
         widest (`int`): most columns of a forward.
     """
-    target = compiled_target(call) if isinstance(call.cache, compat.StaticCache) else None
+    target = compiled_target(call)
     if target is None or target.reason is not None:
-        return None
-    if (reason := _reason_against_head(call, head)) is not None:
-        state_of(head).warn_once(f"{type(head).__name__} is not compiled: {reason}")
         return None
     compiled = state_of(head).compiled_forward(head, target.settings, kind)
     if compiled.reason is not None:
@@ -173,7 +170,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
     return CompiledShapes(FixedShapes(widths, capacity, is_undisturbed=_is_undisturbed(call, head)), compiled)
 
 
-def _reason_against_head(call: Call, head: DraftHead) -> str | None:
+def reason_against_head(call: Call, head: DraftHead) -> str | None:
     """Reason not to compile a head next to a compiled target; `None` where it can be."""
     if not rank_sync_of(call.model).is_alone:
         return "its output head may be shared between processes"

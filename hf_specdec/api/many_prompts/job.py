@@ -131,9 +131,9 @@ class Job:
         if (reason := alone(facts, request)) is not None:
             raise _CannotJoin(reason)
         plan = plan_row(facts, request)
+        if plan.plain_reason is not None:
+            raise _CannotJoin(plan.plain_reason)
         draft_runner, make_drafter = drafting_of(facts, request, plan)
-        if draft_runner is not None and not draft_runner.reads_prompt:
-            raise _CannotJoin("the draft model has no positions for all of its prompt")
         seed = self._seed_of(index, inputs)
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
         rank_sync.check(lambda: digests(call, request, plan, prompt=index))

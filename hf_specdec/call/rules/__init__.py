@@ -55,3 +55,5 @@ CHECKS: tuple[Check, ...] = (
     method.first_layers,
     method.network,
 )
+# Why a call that passed these checks is decoded plainly.
+CHECKED_RULES: tuple[Rule, ...] = (method.unread_prompt,)

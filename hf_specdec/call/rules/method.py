@@ -9,6 +9,8 @@ from hf_specdec.forward.networks.exit_runner import OWN_CACHE
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 
+UNREAD = "the draft model has no positions for all of its prompt"
+
 
 def draft_model(facts: Facts, request: Request) -> None:
     """Refuse a call without the network that its method needs, or with two."""
@@ -59,6 +61,13 @@ def first_layers(facts: Facts, request: Request) -> None:
     if (refusal := facts.found.early_exit(facts.model, layers).refusal) is not None:
         rule = f"must be unset for {type(facts.model).__name__}: after {counted(layers, 'layer')}, {refusal}"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+
+
+def unread_prompt(facts: Facts, request: Request) -> str | None:
+    """The network has no positions for the prompt, and the method drafts with nothing else."""
+    if request.method is None or not request.method.needs_assistant or facts.network(request) is None:
+        return None
+    return None if facts.drafts_with_network(request) else UNREAD
 
 
 def network(facts: Facts, request: Request) -> None:

@@ -35,9 +35,6 @@ class DraftRunner(BaseDraftRunner):
         device: where the logits go.
         fixed, compiled: of `ModelRunner`, where `model_kwargs` hold a static cache.
         facts: what is known of the draft's structure.
-
-    Attributes:
-        reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
     """
 
     source: str = "draft_model"
@@ -68,7 +65,6 @@ class DraftRunner(BaseDraftRunner):
         arguments = (model, input_ids, config, model_kwargs, self.texts)
         self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled, facts=facts)
         self.max_positions = facts.of(position_limit, model)
-        self.reads_prompt = self.max_positions is None or input_ids.shape[1] <= self.max_positions
         self.takes_trees = self.target.tier == "tree"
         self._paused: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
@@ -114,9 +110,8 @@ class DraftRunner(BaseDraftRunner):
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows of those left."""
-        if self.reads_prompt:
-            self._sync()
-            self.target.select(rows)
+        self._sync()
+        self.target.select(rows)
         self.texts = [self.texts[row] for row in rows]
         super().select(rows)
 

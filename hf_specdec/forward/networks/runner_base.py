@@ -90,7 +90,6 @@ class BaseDraftRunner(ABC):
         vocab_size (`int`): of the target.
         relative_cost (`float`): of a forward, in forwards of the target.
         hidden_layers (`tuple[int, ...]`): hidden states of the target that it reads; none for a model of its own.
-        reads_prompt (`bool`): whether it has positions for the prompt; where not, nothing is ever scored.
         takes_trees (`bool`): whether siblings can be scored.
         max_draft_len (`int`): levels of a tree that it can draft.
         rank_sync (`RankSync`): of these processes.
@@ -100,7 +99,6 @@ class BaseDraftRunner(ABC):
     """
 
     hidden_layers: tuple[int, ...] = ()
-    reads_prompt = True
     takes_trees = True
     max_draft_len = sys.maxsize
     compiled: CompiledForward | None = None

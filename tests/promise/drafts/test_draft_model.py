@@ -130,8 +130,13 @@ def test_a_prompt_that_the_draft_has_no_positions_for_is_decoded_without_drafts(
     torch.manual_seed(0)
     short = GPT2LMHeadModel(GPT2Config(**{**BASE, "max_position_embeddings": PROMPT.shape[1] - 4})).eval()
     for ids in (PROMPT, torch.cat([PROMPT, PROMPT.roll(2, dims=1)])):
-        output = model.generate(ids, spec_method="draft_model", assistant_model=short, spec_config=ALWAYS, **OPTIONS)
-        assert output.tolist() == plain(model, ids, **OPTIONS).tolist()
+        asked = {"assistant_model": short, "return_dict_in_generate": True, **OPTIONS}
+        output = model.generate(ids, spec_method="draft_model", spec_config=ALWAYS, **asked)
+        assert output.sequences.tolist() == plain(model, ids, **OPTIONS).tolist()
+        assert output.spec_stats.plan.plain_reason == "the draft model has no positions for all of its prompt"
+        output = model.generate(ids, spec_method="auto", **asked)
+        assert output.sequences.tolist() == plain(model, ids, **OPTIONS).tolist()
+        assert (output.spec_stats.plan.way, output.spec_stats.plan.network) == ("tree", None)
 
 
 def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any]) -> None:
