@@ -106,6 +106,7 @@ from hf_specdec.compat.models import (
     adds_virtual_tokens,
     bare_embeddings,
     batch_dim_of_states,
+    counts_image_positions,
     counts_padding_out,
     counts_unpadded,
     finds_invocations,

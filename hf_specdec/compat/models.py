@@ -178,6 +178,14 @@ def ignores_positions(config: Any) -> bool:
     return getattr(text_config(config), "alibi", False) is True
 
 
+def counts_image_positions(model: PreTrainedModel) -> bool:
+    """True if a part of the model computes the positions of a text with images, and may keep them for its next tokens.
+
+    Where the model's preparation hands no positions to the forward, as GLM-Image's, only the model knows them.
+    """
+    return any(hasattr(module, "get_rope_index") for module in modules_of(model))
+
+
 def is_compiled(model: PreTrainedModel) -> bool:
     """True if a forward of the model, or of a part of it, may run without the hooks that are set on its submodules."""
     return any(

@@ -88,6 +88,7 @@ class StepInputs:
         self.start = num_cached
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
+        self._keeps_positions = positions is None and compat.counts_image_positions(model)
         self.follows_length, self.shortest = follows_length, 0
         self.lengths: torch.Tensor | None = None
         self.first_position = 0 if self.base is None or not follows_length else int(self.base.max())
@@ -177,6 +178,8 @@ class StepInputs:
         tree = TreePositions(rows, min(positions), max(positions) + 1, built)
         if self.adapter is not None:
             self.tree = tree
+        elif self._keeps_positions:
+            raise UnsupportedModelError("its forward counts an image's positions itself, in the order of the columns")
         elif takes_positions(self.model):
             inputs[self.positions_key] = tree.queries
         else:
