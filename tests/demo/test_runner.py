@@ -1,5 +1,6 @@
 """Races: each lane is timed alone, equal to plain, recorded whole, and can be stopped; visitors share no memory."""
 
+import copy
 import dataclasses
 import json
 import threading
@@ -15,7 +16,7 @@ from hf_specdec.common.observer import SpecStep
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
-from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.gallery import CHAT_GALLERY, GALLERY
 from hf_specdec.tools.demo.record import Race
 from hf_specdec.tools.demo.recorder import Recorder, Stop
 from hf_specdec.tools.demo.runner import Memories, Racer
@@ -228,3 +229,23 @@ def test_what_a_model_cannot_do_does_not_race(tokenizer: Any) -> None:
 def test_races_use_the_threads_that_were_set(racer: Racer) -> None:
     found = racer._worker.submit(torch.get_num_threads).result()
     assert found == torch.get_num_threads()
+
+
+def test_a_chat_model_s_prompts_go_through_its_template(racer: Racer) -> None:
+    """The embedded model with a template: the race continues what the template makes of the message."""
+    assert not racer.is_chat
+    tokenizer = copy.deepcopy(racer.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    chatting = Racer(racer.model, tokenizer, limits=racer.limits)
+    assert chatting.is_chat
+    asked = Settings(prompt="sort a list", max_new_tokens=8)
+    said = Settings(prompt="# user: sort a list\n", max_new_tokens=8)
+    (plain, auto), (expected, _) = (
+        one.start(settings, {}, Stop()).result().lanes for one, settings in ((chatting, asked), (racer, said))
+    )
+    assert plain.token_ids == auto.token_ids == expected.token_ids
+
+
+def test_a_chat_model_has_a_gallery_of_messages() -> None:
+    assert all(example.prompt and example.shows for example in CHAT_GALLERY)
+    assert not {example.prompt for example in CHAT_GALLERY} & {example.prompt for example in GALLERY}

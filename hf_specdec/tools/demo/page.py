@@ -17,7 +17,7 @@ from hf_specdec.tools.demo.draw.charts import draw_charts
 from hf_specdec.tools.demo.draw.lanes import draw_race
 from hf_specdec.tools.demo.draw.notices import draw_error, draw_idea, draw_link, draw_notice
 from hf_specdec.tools.demo.draw.steps import draw_step
-from hf_specdec.tools.demo.gallery import GALLERY, Example
+from hf_specdec.tools.demo.gallery import CHAT_GALLERY, GALLERY, Example
 from hf_specdec.tools.demo.record import Lane, Race
 from hf_specdec.tools.demo.recorder import Stop
 from hf_specdec.tools.demo.runner import Memories, Racer, Running
@@ -64,10 +64,12 @@ class Page:
         """Prompt, gallery, method and parameters."""
         limits = self.racer.limits
         text: dict[str, Any] = {"lines": 6, "max_lines": 12, "max_length": limits.max_prompt_chars}
-        self.prompt = gr.Textbox(GALLERY[0].prompt, label="Prompt", elem_id="prompt", **text)
+        gallery = CHAT_GALLERY if self.racer.is_chat else GALLERY
+        label = "Message to the chat model" if self.racer.is_chat else "Prompt"
+        self.prompt = gr.Textbox(gallery[0].prompt, label=label, elem_id="prompt", **text)
         with gr.Row(elem_id="gallery"):
-            self.examples = [(example, gr.Button(example.name, size="sm")) for example in GALLERY]
-        self.shows = gr.HTML(draw_notice(GALLERY[0].shows))
+            self.examples = [(example, gr.Button(example.name, size="sm")) for example in gallery]
+        self.shows = gr.HTML(draw_notice(gallery[0].shows))
         choices = [(label, name) for name, label in self.racer.methods.items()]
         self.methods = gr.CheckboxGroup(
             choices, value=["auto"], label="Against plain generate", info="One to three methods.", elem_id="methods"

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
+from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.errors import ConfigError, SpecError
@@ -63,7 +64,7 @@ class Racer:
 
     Args:
         model: an enabled model.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; a prompt is a message where it has a chat template.
         draft: a draft model or head, for the methods that take one.
         draft_tokenizer: the draft model's, where it is not the target's.
         limits: what one race may use.
@@ -99,6 +100,11 @@ class Racer:
         if self.draft is not None:
             facts["draft_parameters"] = num_parameters(self.draft)
         return facts
+
+    @property
+    def is_chat(self) -> bool:
+        """True where prompts are messages to a chat model, and go through its template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
 
     @property
     def methods(self) -> dict[str, str]:
@@ -210,7 +216,9 @@ class Racer:
 
     def _encode(self, prompt: str) -> dict[str, torch.Tensor]:
         """Ids and mask, `(1, length)` each."""
-        encoded = self.tokenizer(prompt, return_tensors="pt", verbose=False)
+        if self.is_chat:
+            prompt = chat_text(self.tokenizer, [{"role": "user", "content": prompt}])
+        encoded = self.tokenizer(prompt, add_special_tokens=not self.is_chat, return_tensors="pt", verbose=False)
         return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
 
 
