@@ -1,5 +1,6 @@
 """The decoding loop of one call: the prompt, then verify steps until every text ends."""
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -33,7 +34,7 @@ class SpecLoop:
         self.rank_sync, self._steps = steps.rank_sync, steps
         self.of_prompts: dict[str, Layers] = {}
         if streamer is not None:
-            steps.on_token = self._on_token
+            self._show_tokens()
 
     def run(self) -> None:
         """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""
@@ -42,7 +43,7 @@ class SpecLoop:
             self._steps.begin(self.batch)
             self.of_prompts = {field: target.shown(field) for field in OF_FORWARDS if field in self.shows}
             if self.of_prompts:
-                self._steps.on_token = self._on_token
+                self._show_tokens()
             while self.batch.num_live:
                 self._retire()
                 self._steps.run(self.batch)
@@ -63,6 +64,10 @@ class SpecLoop:
     def length(self) -> int:
         """Tokens of the longest text."""
         return max(sequence.length for sequence in self.sequences)
+
+    def _show_tokens(self) -> None:
+        is_alone, on_token = self.rank_sync.is_alone, self._on_token
+        self._steps.on_token = on_token if is_alone else functools.partial(self.rank_sync.attempt, on_token)
 
     def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
         """Keep what is shown of the forward that led to a token after the first, and hand it to the streamer."""

@@ -9,7 +9,7 @@ from hf_specdec.common.stats import SpecStats
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.stopping import agreed_criteria
+from hf_specdec.engine.shared_processes import agreed_criteria
 from hf_specdec.forward.target.inputs import tensors_of
 from hf_specdec.methods.common.drafter import BaseDrafter
 

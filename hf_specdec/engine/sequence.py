@@ -152,29 +152,14 @@ class SequenceState:
     def emit(self, node: int, on_token: OnToken | None) -> tuple[int, bool]:
         """Choose the token after `node`, add it to the text; returns it, and whether the text ends with it."""
         self.visited.append(node)
-        is_alone, sampler = self.rank_sync.is_alone, self.sampler
-        token = sampler.choose(node, self.text) if is_alone else self._agreed_token(node)
+        token = self.sampler.choose(node, self.text)
         self.text.append(token)
         self.length += 1
         self.stats.num_tokens += 1
-        self.finished = self.stop_check(self.text, sampler.scores) if is_alone else self._agreed_end()
+        self.finished = self.stop_check(self.text, self.sampler.scores)
         if on_token is not None:  # after the criteria, as in plain decoding
-            self.rank_sync.attempt(on_token, self, node, token)
+            on_token(self, node, token)
         return token, self.finished
-
-    def _agreed_token(self, node: int) -> int:
-        """The first process's token; the others check that their logits allow it."""
-        sampler = self.sampler
-        return self.rank_sync.decide(
-            lambda: sampler.choose(node, self.text),
-            is_watched=sampler.is_watched,
-            confirm=lambda token: sampler.confirm(node, token),
-        )
-
-    def _agreed_end(self) -> bool:
-        """The first process's answer to whether the text ends."""
-        stop_check, scores = self.stop_check, self.sampler.scores
-        return bool(self.rank_sync.decide(lambda: stop_check(self.text, scores), is_watched=stop_check.is_watched))
 
     def observe(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
         """Tell the drafter what became of its tree."""
@@ -202,7 +187,7 @@ class SequenceState:
         self.sampler.show(node, self.text)
         self.text.append(token)
         if on_token is not None:
-            self.rank_sync.attempt(on_token, self, node, token)
+            on_token(self, node, token)
 
     def end(self) -> None:
         """The text is finished or interrupted."""

@@ -23,11 +23,9 @@ from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
-from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
+from hf_specdec.engine.shared_processes import sampler_of, steps_of, stop_check_of
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
-from hf_specdec.engine.step import StepRunner
-from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.forward.networks.drafting import used_by
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
@@ -77,7 +75,7 @@ def decode_speculatively(
     stats.method = stats.method or type(sequences[0].drafter).__name__
     loop = SpecLoop(
         Batch(sequences, target, _limits(call, plan.budget), used_by(rank_sync, draft_runner)),
-        StepRunner(
+        steps_of(rank_sync)(
             stats,
             rank_sync,
             budget=None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths),
@@ -144,12 +142,13 @@ def _sequences(
         if len(texts) > 1:
             processors = processors_of_row(processors, index, len(texts))
             criteria = criteria_of_row(criteria, index)
-        sampler = Sampler(processors, call.generation_config, device, generator)
+        sampler = sampler_of(rank_sync, processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)
         with isolated_rng(sampler):
             drafter = make_drafter(index, generator)
         check_own_drafters(drafter, sequences)
-        sequences.append(SequenceState(index, text, prompt, drafter, sampler, StopCheck(criteria), stats, rank_sync))
+        stop_check = stop_check_of(rank_sync, criteria)
+        sequences.append(SequenceState(index, text, prompt, drafter, sampler, stop_check, stats, rank_sync))
     return sequences
 
 
@@ -164,12 +163,11 @@ def queued_sequence_of(
 ) -> QueuedSequence:
     """A call of one sequence, to be decoded among others."""
     (text,) = _texts(call)
-    sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
+    sampler = sampler_of(rank_sync, call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats.of(plan)
     stats.method = stats.method or type(drafter).__name__
-    sequence = SequenceState(
-        index, text, text.tokens.copy(), drafter, sampler, StopCheck(call.stopping_criteria), stats, rank_sync
-    )
+    stop_check = stop_check_of(rank_sync, call.stopping_criteria)
+    sequence = SequenceState(index, text, text.tokens.copy(), drafter, sampler, stop_check, stats, rank_sync)
     target = ModelRunner(
         call.model,
         call.input_ids,

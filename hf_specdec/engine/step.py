@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
@@ -43,7 +44,10 @@ class StepRunner:
 
     Attributes:
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
+        pipelines (`bool`): whether a forward may begin before the host has read the token that it computes.
     """
+
+    pipelines = True
 
     def __init__(
         self,
@@ -63,8 +67,7 @@ class StepRunner:
         start, self._compile_seconds = time.perf_counter(), batch.compile_seconds
         cached = batch.target.cache.spec
         has_cached = cached is not None and any(cached.lengths)
-        with self.rank_sync.forward():
-            batch.target.prefill()
+        self._prefill(batch)
         read = time.perf_counter()
         logits = batch.read([sequence.tree for sequence in batch.sequences])
         for sequence in batch.sequences:
@@ -88,8 +91,7 @@ class StepRunner:
         budget = self.budget if any(one.is_weighed and not one.finished for one in batch.sequences) else None
         cost = NO_COST if budget is None else _draft_cost(batch, budget)
         began, forwards = time.perf_counter(), DraftForwards()
-        trees = self.rank_sync.trees(lambda: self._propose(batch, forwards, budget, cost), batch.draft_runner)
-        trees = batch.with_padding(trees)
+        trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
         drafted = time.perf_counter()
         num_live = batch.num_live
         outputs = self._forward(batch, trees)
@@ -100,6 +102,12 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         self._record(batch, trees, results, num_live, seconds, budget)
+
+    def _prefill(self, batch: Batch) -> None:
+        batch.target.prefill()
+
+    def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
+        return self._propose(batch, *how)
 
     def _propose(
         self, batch: Batch, forwards: DraftForwards, budget: Budget | None, cost: DraftCost
@@ -137,9 +145,8 @@ class StepRunner:
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         """Runs the target's forward over each tree's nodes."""
-        with self.rank_sync.forward():
-            batch.target.forward(trees)
-            logits = batch.read(trees, begins_next=self.rank_sync.is_alone)
+        batch.target.forward(trees)
+        logits = batch.read(trees, begins_next=self.pipelines)
         return [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
 
     def _verify(self, batch: Batch, trees: Sequence[DraftTree]) -> list[VerifyResult]:
@@ -208,7 +215,7 @@ class StepRunner:
             start = time.perf_counter()
             self._draws = self._draws or isolated_rng(batch.sequences[0].sampler)
             with self._draws:
-                self.rank_sync.attempt(self._show, batch, trees, results, seconds)
+                self._show(batch, trees, results, seconds)
             self._observer_seconds += time.perf_counter() - start
 
     def _show(

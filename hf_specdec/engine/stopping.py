@@ -4,19 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from hf_specdec import compat
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 
 
 class StopCheck:
-    """Returns whether the text ends with its last token. Length and end-of-text are checked without touching a tensor.
-
-    Attributes:
-        is_watched (`bool`): whether a criterion of the user's own is asked, which may keep count.
-    """
+    """Returns whether a text ends with its last token. Length and end-of-text are checked without a tensor."""
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
         self.max_length: int | None = None
@@ -32,8 +27,6 @@ class StopCheck:
                 self.eos = frozenset(_ids(criterion.eos_token_id))
             else:
                 self.others.append(criterion)
-        own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
-        self.is_watched = any(type(criterion) not in own for criterion in self.others)
 
     def __call__(self, text: TokenBuffer, scores: list[torch.Tensor] | None) -> bool:
         """Ask every criterion, each once, as plain decoding does."""
@@ -46,28 +39,6 @@ class StopCheck:
         for criterion in self.others:
             stop = bool(torch.as_tensor(criterion(text.ids(), given)).all()) or stop
         return stop
-
-
-def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync) -> StoppingCriteriaList:
-    """The criteria for transformers' own loops, where all processes stop as the first one does."""
-    if type(rank_sync) is RankSync:
-        return criteria
-    alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
-    return StoppingCriteriaList(
-        criterion if type(criterion) in alike else _AgreedCriterion(criterion, rank_sync) for criterion in criteria
-    )
-
-
-class _AgreedCriterion(StoppingCriteria):
-    """Result of a criterion in the first process."""
-
-    def __init__(self, criterion: Callable[..., Any], rank_sync: RankSync) -> None:
-        self.criterion, self.rank_sync = criterion, rank_sync
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
-        own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
-        agreed = [bool(self.rank_sync.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
-        return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]
 
 
 def _ids(value: torch.Tensor | Iterable[int]) -> list[int]:

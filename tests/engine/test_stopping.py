@@ -20,7 +20,6 @@ def test_length_and_end_of_text_stop_without_a_tensor(tokens: list[int], length:
     for token in tokens:
         text.append(token)
     assert check(text, None) is stops
-    assert not check.is_watched
     assert (check.max_length, check.eos) == (length, {2, 3})
 
 
@@ -35,4 +34,3 @@ def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
     score = torch.zeros(1, 3)
     assert check(TEXT, [score]) is True
     assert [(length, scores[0] is score) for length, scores in asked] == [(3, True), (3, True)]
-    assert check.is_watched

@@ -34,6 +34,7 @@ from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import of_prompt
 from hf_specdec.engine.sampling.random_streams import OwnDraws
+from hf_specdec.engine.shared_processes import steps_of
 from hf_specdec.engine.speculative import queued_sequence_of
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
@@ -73,7 +74,8 @@ class Job:
                     return
                 yield self._alone(index, prompt)
             return
-        steps = StepRunner(SpecStats(), rank_sync_of(self.model), budget=None, observer=request.observer)
+        rank_sync = rank_sync_of(self.model)
+        steps = steps_of(rank_sync)(SpecStats(), rank_sync, budget=None, observer=request.observer)
         _weigh(steps, facts, request)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns)
         for done in batching.run(self._queued(prompts, steps)):

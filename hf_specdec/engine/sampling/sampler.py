@@ -6,7 +6,6 @@ One call of the processors and one draw for each emitted token, in order.
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
-from hf_specdec import compat
 from hf_specdec.common.transfer import is_host
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.processors import in_order
@@ -15,12 +14,8 @@ from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
-from hf_specdec.errors import RankError
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
-
-NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
-NEAR_IN_HALVES = 0.1
 
 
 class Sampler:
@@ -33,7 +28,6 @@ class Sampler:
         scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where no one asked.
         keeps (`bool`): whether there are any.
         needs_rows (`bool`): whether a token is more than the place of its row's maximum.
-        is_watched (`bool`): whether anybody sees which tokens it chooses, or choosing costs nothing.
     """
 
     def __init__(
@@ -50,8 +44,6 @@ class Sampler:
         self.logits: list[torch.Tensor] | None = [] if wants and config.output_logits else None
         self.keeps, computes = self.scores is not None or self.logits is not None, self.do_sample or len(processors) > 0
         self.needs_rows = self.keeps or computes
-        own_processors = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
-        self.is_watched = self.keeps or own_processors or not computes
         nodes = NodeProcessors.of(processors, device) if computes and not self.keeps else None
         self._stream = RandomStream(device, generator)
         self._noise = NoiseAhead.of(self._stream) if self.do_sample else None
@@ -127,23 +119,6 @@ class Sampler:
         if self.logits is not None:
             self.logits.append(row)
         return scores
-
-    def confirm(self, node: int, token: int) -> None:
-        """Raise where the row of `node` has no way to lead to `token`, which another process found in its own.
-
-        Raises:
-            RankError: rounding does not explain it.
-        """
-        if self.needs_rows:
-            return
-        row = self._rows.logits[node].float()
-        gap = float((row.max() - row[token]) / row.abs().max().clamp(min=1e-6))
-        if not gap <= NEAR.get(self._rows.logits.dtype, NEAR_IN_HALVES):
-            raise RankError(
-                f"the logits after the text's token {node} of the draft differ between the processes: rank 0 chose "
-                f"{token}, here {int(row.argmax())} leads by {gap:.1g} of the largest. Are the weights the same, and "
-                "the model in eval mode?"
-            )
 
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
         """One draw, as plain decoding does it; after a node with drawn children, the draw that favours them."""

@@ -10,7 +10,6 @@ from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.processors import in_order
 from hf_specdec.engine.sampling.sampler import Sampler
-from hf_specdec.errors import RankError
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits
 
@@ -98,16 +97,6 @@ def test_a_processor_cannot_change_the_logits_that_drafters_see() -> None:
     before = ROWS.clone()
     loaded([erase]).choose(0, TEXT)
     assert torch.equal(ROWS, before)
-
-
-def test_a_near_tie_confirms_and_a_clear_difference_does_not() -> None:
-    sampler = loaded()
-    row = torch.tensor([[1.0, 1.0 - 1e-5, 0.5]])
-    sampler.expect(DraftTree.chain(1))
-    sampler.load(NodeLogits(row))
-    sampler.confirm(0, 1)
-    with pytest.raises(RankError, match="here 0 leads"):
-        sampler.confirm(0, 2)
 
 
 @pytest.mark.parametrize("do_sample", [True, False])

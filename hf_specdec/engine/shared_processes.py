@@ -1,0 +1,148 @@
+"""Decoding in several processes that share one model: the first process decides, the others follow.
+
+Each class here is one of a single process with the exchange between the processes around it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from hf_specdec import compat
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.batch import Batch
+from hf_specdec.engine.sampling.sampler import Sampler
+from hf_specdec.engine.step import StepRunner
+from hf_specdec.engine.stopping import StopCheck
+from hf_specdec.errors import RankError
+from hf_specdec.forward.target.node_outputs import NodeOutputs
+from hf_specdec.forward.target.token_buffer import TokenBuffer
+
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
+NEAR_IN_HALVES = 0.1
+
+
+class SharedStepRunner(StepRunner):
+    """Steps whose forwards are collectives, and whose trees are the first process's."""
+
+    pipelines = False
+
+    def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
+        return self.rank_sync.trees(lambda: self._propose(batch, *how), batch.draft_runner)
+
+    def _prefill(self, batch: Batch) -> None:
+        with self.rank_sync.forward():
+            super()._prefill(batch)
+
+    def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
+        with self.rank_sync.forward():
+            return super()._forward(batch, trees)
+
+    def _show(self, *step: Any) -> None:
+        self.rank_sync.attempt(super()._show, *step)
+
+
+class AgreedSampler(Sampler):
+    """Chooses the first process's tokens; the others check that their logits allow them."""
+
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        device: torch.device,
+        generator: torch.Generator | None,
+        *,
+        rank_sync: RankSync,
+    ) -> None:
+        super().__init__(processors, config, device, generator)
+        self._rank_sync = rank_sync
+        has_own = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
+        self._is_watched = self.keeps or has_own or not self.needs_rows  # else choosing has a cost and no one sees it
+
+    def choose(self, node: int, text: TokenBuffer) -> int:
+        """See `Sampler.choose`."""
+        choose = super().choose
+        return self._rank_sync.decide(
+            lambda: choose(node, text),
+            is_watched=self._is_watched,
+            confirm=lambda token: self.confirm(node, token),
+        )
+
+    def confirm(self, node: int, token: int) -> None:
+        """Raise where the row of `node` has no way to lead to `token`, which another process found in its own.
+
+        Raises:
+            RankError: rounding does not explain it.
+        """
+        if self.needs_rows:
+            return
+        row = self._rows.logits[node].float()
+        gap = float((row.max() - row[token]) / row.abs().max().clamp(min=1e-6))
+        if not gap <= NEAR.get(self._rows.logits.dtype, NEAR_IN_HALVES):
+            raise RankError(
+                f"the logits after the text's token {node} of the draft differ between the processes: rank 0 chose "
+                f"{token}, here {int(row.argmax())} leads by {gap:.1g} of the largest. Are the weights the same, and "
+                "the model in eval mode?"
+            )
+
+
+class AgreedStopCheck(StopCheck):
+    """Ends texts where the first process does."""
+
+    def __init__(self, criteria: StoppingCriteriaList, rank_sync: RankSync) -> None:
+        super().__init__(criteria)
+        self._rank_sync = rank_sync
+        own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
+        self._is_watched = any(type(criterion) not in own for criterion in self.others)  # the user's may keep count
+
+    def __call__(self, text: TokenBuffer, scores: list[torch.Tensor] | None) -> bool:
+        """See `StopCheck`."""
+        ends = super().__call__
+        return bool(self._rank_sync.decide(lambda: ends(text, scores), is_watched=self._is_watched))
+
+
+def steps_of(rank_sync: RankSync) -> type[StepRunner]:
+    """Steps of one process, or of several."""
+    return StepRunner if rank_sync.is_alone else SharedStepRunner
+
+
+def sampler_of(
+    rank_sync: RankSync,
+    processors: LogitsProcessorList,
+    config: GenerationConfig,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Sampler:
+    """Sampler of one row, in one process or several."""
+    if rank_sync.is_alone:
+        return Sampler(processors, config, device, generator)
+    return AgreedSampler(processors, config, device, generator, rank_sync=rank_sync)
+
+
+def stop_check_of(rank_sync: RankSync, criteria: StoppingCriteriaList) -> StopCheck:
+    """Stop check of one row, in one process or several."""
+    return StopCheck(criteria) if rank_sync.is_alone else AgreedStopCheck(criteria, rank_sync)
+
+
+def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync) -> StoppingCriteriaList:
+    """The criteria for transformers' own loops, where all processes stop as the first one does."""
+    if rank_sync.is_alone:
+        return criteria
+    alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
+    return StoppingCriteriaList(
+        criterion if type(criterion) in alike else _AgreedCriterion(criterion, rank_sync) for criterion in criteria
+    )
+
+
+class _AgreedCriterion(StoppingCriteria):
+    """Result of a criterion in the first process."""
+
+    def __init__(self, criterion: Callable[..., Any], rank_sync: RankSync) -> None:
+        self.criterion, self.rank_sync = criterion, rank_sync
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
+        agreed = [bool(self.rank_sync.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
+        return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]
