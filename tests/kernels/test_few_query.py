@@ -189,6 +189,7 @@ def test_the_core_refuses_what_it_cannot_attend_to() -> None:
             cpu.core.attention(addresses, (1, 1, 1, 1, 4, dim, value_dim), (0,) * 9, 1.0, kind, threads, team)
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])
 def test_every_method_writes_plains_text_with_the_cores_attention(method: str, calls: list[tuple[int, ...]]) -> None:
     writes_plains_text(method)

@@ -196,6 +196,7 @@ def test_the_core_refuses_what_it_cannot_multiply() -> None:
             cpu.core.linear(*place, *sizes)
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])
 def test_every_method_writes_plains_text_with_the_cores_products(method: str, products: list[int]) -> None:
     writes_plains_text(method)

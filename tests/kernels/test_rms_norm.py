@@ -162,6 +162,7 @@ def test_the_core_refuses_what_it_cannot_norm() -> None:
             cpu.core.rms_norm(*place, *sizes)
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("method", ["auto", "lookahead", "eagle3", "plain"])
 def test_every_method_writes_plains_text_with_the_cores_norms(method: str, norms: list[int]) -> None:
     writes_plains_text(method)

@@ -1,4 +1,4 @@
-"""The compiled core of these very sources, built for the tests, whatever is installed."""
+"""The compiled core of these very sources: the installed one, or one that is built for the tests."""
 
 import importlib.util
 from collections.abc import Callable
@@ -7,6 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from hf_specdec.kernels import native
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +24,8 @@ def load(name: str, path: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if native.core is not None:  # it takes none of other sources
+        return native.core
     build: Callable[[Path, Path], Path | None] = load("hatch_build", ROOT / "hatch_build.py").built
     library = build(ROOT, tmp_path_factory.mktemp("core"))
     if library is None:
