@@ -5,7 +5,7 @@ import torch
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared
 
-MOST_QUERIES = 128  # of a row
+MOST_QUERIES = 128  # of a row in fp32
 LANES, WIDTH = 8, 16  # that keys and values are a multiple of
 
 
@@ -37,17 +37,14 @@ class CoreAttention:
         self.fits = self._threads > 0
 
     @property
-    def is_surely_faster(self) -> bool:
-        """Returns whether nothing needs to be timed: torch converts number by number."""
-        return cpu.is_emulated(self.query.dtype)
-
-    @property
-    def trial(self) -> cpu.Trial:
-        """Timing of calls of about as many queries and keys."""
+    def trial(self) -> cpu.Trial | None:
+        """Timing of calls of about as many queries and keys; `None` in bf16 and fp16, which torch never computes."""
+        if self.query.dtype != torch.float32:
+            return None
         num_queries, num_keys = self.query.shape[2], self.key.shape[2]
         buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
         heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
-        return cpu.trial(self.query.dtype, "attention", self.mask is None, *buckets, *heads, self._threads)
+        return cpu.trial("attention", self.mask is None, *buckets, *heads, self._threads)
 
     def __call__(self) -> torch.Tensor:
         """The attention, `(B, M, Hq, Dv)`."""
@@ -81,7 +78,7 @@ def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: tor
         all(type(tensor) is torch.Tensor and tensor.device.type == "cpu" for tensor in (query, key, value))
         and query.dtype in cpu.KINDS
         and query.dtype == key.dtype == value.dtype
-        and num_queries <= MOST_QUERIES
+        and (query.dtype != torch.float32 or num_queries <= MOST_QUERIES)
         and len(key) == len(value) == batch
         and num_heads % key.shape[1] == 0
         and key.shape[1] == value.shape[1]

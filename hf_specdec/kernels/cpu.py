@@ -1,9 +1,8 @@
 """Common part of the compiled core's kernels: conditions, threads, and the choice of the faster way.
 
-The core computes in this package's own forwards on a CPU. Where torch converts numbers one by one it always does; else
-the first calls of each size are computed by torch and by the core in turns, later ones by the faster. Sums may be
-rounded in another order, which shows in halves: there both are timed before the first result, so that equal calls of
-a process compute alike.
+The core computes in this package's own forwards on a CPU. In bf16 and fp16 it computes every layer that it can: its sums
+have one order for any number of tokens, torch's have not, and the order decides how a sum is rounded. In fp32 the first
+calls of each size are computed by torch and by the core in turns, later ones by the faster.
 """
 
 import ctypes
@@ -26,7 +25,6 @@ T = TypeVar("T")
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
-SAMPLES_AT_ONCE, SKIPPED_AT_ONCE = 4, 1  # the same where no one needs their results
 
 
 def why_unused() -> str | None:
@@ -67,28 +65,23 @@ def threads_for(work: int) -> int:
 class Trial:
     """Times two ways to compute calls of one size and keeps the faster one.
 
-    Args:
-        is_at_once: whether to find out before the first result, lest results depend on how many came before.
-
     Attributes:
         is_over: whether that is known.
         is_ours: whether the core is faster.
     """
 
-    def __init__(self, *, is_at_once: bool = False) -> None:
-        self.is_at_once, self.is_over, self.is_ours = is_at_once, False, False
-        self._needed, self._skipped = (SAMPLES_AT_ONCE, SKIPPED_AT_ONCE) if is_at_once else (SAMPLES, SKIPPED)
+    def __init__(self) -> None:
+        self.is_over, self.is_ours = False, False
         self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
 
     def __call__(self, own: Callable[[], T], torchs: Callable[[], T], work: int) -> T:
         """The result of the faster way, or of the one whose turn it is, for so many multiplications."""
-        while not self.is_over:
-            is_ours, start = self.turn(), time.perf_counter()
-            result = own() if is_ours else torchs()
-            self.add(is_ours, (time.perf_counter() - start) / work)
-            if not self.is_at_once:
-                return result
-        return own() if self.is_ours else torchs()
+        if self.is_over:
+            return own() if self.is_ours else torchs()
+        is_ours, start = self.turn(), time.perf_counter()
+        result = own() if is_ours else torchs()
+        self.add(is_ours, (time.perf_counter() - start) / work)
+        return result
 
     def turn(self) -> bool:
         """Returns whether the next call that is timed is the core's."""
@@ -98,16 +91,16 @@ class Trial:
     def add(self, is_ours: bool, seconds: float) -> None:
         """A call took so long for each of its multiplications."""
         self._seconds[is_ours].append(seconds)
-        if min(map(len, self._seconds)) >= self._needed and not self.is_over:
-            torchs, own = (median(timed[self._skipped :]) for timed in self._seconds)
+        if min(map(len, self._seconds)) >= SAMPLES and not self.is_over:
+            torchs, own = (median(timed[SKIPPED:]) for timed in self._seconds)
             self.is_ours = own < torchs
             self.is_over = True
 
 
 @functools.cache
-def trial(dtype: torch.dtype, *size: Any) -> Trial:
+def trial(*size: Any) -> Trial:
     """One for each size in a process: it is the machine that is tried."""
-    return Trial(is_at_once=dtype != torch.float32)
+    return Trial()
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Attention of a few queries in this package's own forwards: on a CPU by the compiled core where that is faster.
+"""Attention of a few queries in this package's own forwards: on a CPU by the compiled core, in fp32 where it is faster.
 
 Elsewhere on a CPU, and in the graphs that are compiled here, torch computes it without copies of grouped heads.
 
@@ -119,9 +119,9 @@ class _Attention:
         own = CoreAttention(query, key, value, attention_mask, scaling)
         if not own.fits:
             return torchs()
-        if own.is_surely_faster:
+        if (trial := own.trial) is None:
             return own(), None
-        return own.trial(lambda: (own(), None), torchs, own.work)
+        return trial(lambda: (own(), None), torchs, own.work)
 
 
 def _register() -> None:

@@ -1,4 +1,4 @@
-"""Layers of a few tokens by the compiled core, in this package's own forwards on a CPU, where that is faster.
+"""Layers of a few tokens by the compiled core, in this package's own forwards on a CPU.
 
 A layer is replaced for single forwards, in one thread:
 
@@ -45,9 +45,11 @@ class FewTokenLayers:
 
     @property
     def reads_prompts(self) -> bool:
-        """True if the core is to compute prompts too: not in halves that would be timed first, as prompts take long."""
+        """True if the core is to compute prompts too: not in halves for which the CPU has instructions, as torch's
+        products of many tokens are faster there.
+        """
         return any(
-            isinstance(forward, LinearForward) and (forward.is_emulated or forward.dtype == torch.float32)
+            isinstance(forward, LinearForward) and (forward.dtype == torch.float32 or cpu.is_emulated(forward.dtype))
             for forward in self.forwards
         )
 

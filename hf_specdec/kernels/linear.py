@@ -1,4 +1,4 @@
-"""Linear layers of a few tokens by the compiled core, where that is faster.
+"""Linear layers of a few tokens by the compiled core: in fp32 where that is faster, in bf16 and fp16 always.
 
 Torch multiplies a matrix with one token as fast as memory delivers the matrix. For more tokens it copies an fp32 matrix
 into another layout first, and computes with bf16 and fp16 number by number on CPUs that have no instructions for them;
@@ -14,19 +14,19 @@ from hf_specdec.kernels.own_forward import OwnForward, is_readable
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
-MOST_TOKENS = 256  # torch's products of more are as fast, where the CPU has instructions for the dtype
-LEAST_WEIGHTS = 1 << 15  # of a layer; a call takes longer than smaller ones
+MOST_TOKENS = 256  # of fp32; torch's products of more are as fast
+LEAST_WEIGHTS = 1 << 15  # of a layer in fp32; a call takes longer than smaller ones
 FORWARDS = {cls: cls.forward for cls in (torch.nn.Linear, Conv1D)}  # before anybody replaces them
 
 
 class LinearForward(OwnForward):
     """The forward of a linear layer that `can_replace` has named."""
 
-    __slots__ = ("is_emulated", "is_transposed", "num_in", "num_out")
+    __slots__ = ("is_transposed", "num_in", "num_out")
 
     def __init__(self, module: torch.nn.Linear | Conv1D) -> None:
         super().__init__(module)
-        self.is_transposed, self.is_emulated = type(module) is Conv1D, cpu.is_emulated(self.dtype)
+        self.is_transposed = type(module) is Conv1D
         self.num_out, self.num_in = reversed(self.shape) if self.is_transposed else self.shape
 
     @staticmethod
@@ -41,7 +41,7 @@ class LinearForward(OwnForward):
         is_transposed = type(module) is Conv1D
         num_out, num_in = reversed(weight.shape) if is_transposed else weight.shape
         is_whole = num_in % LANES == 0 and not (is_transposed and num_out % WIDTH)
-        return is_whole and weight.numel() >= LEAST_WEIGHTS
+        return is_whole and (weight.dtype != torch.float32 or weight.numel() >= LEAST_WEIGHTS)
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         """As the module's class has it."""
@@ -50,13 +50,15 @@ class LinearForward(OwnForward):
         num_tokens = input.numel() // self.num_in
         work = num_tokens * self.num_out * self.num_in
         threads = cpu.threads_for(work)
-        if not (threads and num_tokens) or (num_tokens > MOST_TOKENS and not self.is_emulated):
+        if not (threads and num_tokens):
             return self.torchs(input)
-        if self.is_emulated:  # torch converts number by number
+        if self.dtype != torch.float32:
             return self._product(input, threads)
+        if num_tokens > MOST_TOKENS:
+            return self.torchs(input)
         # products of about as many tokens and weights share what was measured
         buckets = ((num_tokens - 1).bit_length(), (self.num_out * self.num_in).bit_length())
-        trial = cpu.trial(self.dtype, "linear", self.is_transposed, *buckets, threads)
+        trial = cpu.trial("linear", self.is_transposed, *buckets, threads)
         return trial(lambda: self._product(input, threads), lambda: self.torchs(input), work)
 
     def _product(self, input: torch.Tensor, num_threads: int) -> torch.Tensor:

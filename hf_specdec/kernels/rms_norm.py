@@ -1,4 +1,4 @@
-"""RMSNorm of a few tokens by the compiled core, where that is faster.
+"""RMSNorm of a few tokens by the compiled core: in fp32 where that is faster, in bf16 and fp16 always.
 
 Torch computes it in eight operations, each of which takes longer to begin than to compute a few tokens. The core rounds
 as they do; only the sum of squares is added up in another order.
@@ -11,7 +11,7 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import OwnForward, is_readable
 
 LANES = 8  # numbers that the core computes at once; a token has a multiple of them
-MOST_NUMBERS = 1 << 18  # of all tokens: the core computes them in one thread
+MOST_NUMBERS = 1 << 18  # of all tokens in fp32: the core computes them in one thread
 
 
 class NormForward(OwnForward):
@@ -35,9 +35,13 @@ class NormForward(OwnForward):
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """As the module's class has it."""
         count = hidden_states.numel()
-        if not 0 < count <= MOST_NUMBERS or not self.fits(hidden_states, self.size):
+        if not count or not self.fits(hidden_states, self.size):
             return self.torchs(hidden_states)
-        trial = cpu.trial(self.dtype, "rms_norm", (count // self.size - 1).bit_length(), self.size)
+        if self.dtype != torch.float32:
+            return self._norm(hidden_states)
+        if count > MOST_NUMBERS:
+            return self.torchs(hidden_states)
+        trial = cpu.trial("rms_norm", (count // self.size - 1).bit_length(), self.size)
         return trial(lambda: self._norm(hidden_states), lambda: self.torchs(hidden_states), count)
 
     def _norm(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -99,13 +99,13 @@ def test_torch_computes_transposed_weights_where_it_is_faster(monkeypatch: pytes
     assert torch.equal(inside(module, given), module(given))
 
 
-@pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (False, 2), (True, 1)])
-def test_what_torch_converts_number_by_number_is_not_timed(
-    is_transposed: bool, count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (False, 2), (True, 1), (False, 300)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_not_timed(
+    dtype: torch.dtype, is_transposed: bool, count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "is_emulated", lambda dtype: True)
     monkeypatch.setattr(cpu, "trial", None)
-    inside(transposed() if is_transposed else layer(), tokens(count, 256))
+    inside((transposed() if is_transposed else layer()).to(dtype), tokens(count, 256).to(dtype))
     assert products == [count]
 
 
@@ -117,13 +117,9 @@ def test_any_shape_and_layout_of_tokens(products: list[int]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, linear.MOST_TOKENS, linear.MOST_TOKENS + 1, 300])
-def test_torch_computes_many_tokens_unless_it_converts_them_one_by_one(
-    count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for is_emulated in (False, True):
-        monkeypatch.setattr(cpu, "is_emulated", lambda dtype, found=is_emulated: found)
-        inside(layer(), tokens(count, 256))
-    assert products == [count] * (2 if count <= linear.MOST_TOKENS else 1)
+def test_torch_computes_many_tokens_in_fp32(count: int, products: list[int]) -> None:
+    inside(layer(), tokens(count, 256))
+    assert products == [count] * (count <= linear.MOST_TOKENS)
 
 
 class Without(ModuleType):

@@ -1,6 +1,9 @@
 /* Attention of a few queries: each key and value is read from memory once for all queries of its group. A softmax over
  * blocks of keys, each of which scales what was summed up before it to the largest score so far. For x86 with AVX2;
- * halves are multiplied and summed up as fp32, and each result is rounded once. */
+ * halves are multiplied and summed up as fp32, and each result is rounded once.
+ *
+ * A query's result depends on the keys that it sees and their order alone, to the last bit: not on hidden keys before,
+ * between or after them, nor on the other queries. */
 
 #include "core.h"
 #include "halves.h"
@@ -13,7 +16,8 @@
 #include <string.h>
 
 enum { KEYS = 96, SPACE = KEYS + TILE_SPACE }; /* of a block, whole tiles; from one query's scores to the next one's */
-enum { LANES = 8 };                            /* floats of a register */
+enum { LANES = 8, TOGETHER = 8 };              /* floats of a register; queries whose weights are summed up at once */
+#define LEAST_POWER -1e30f                     /* of two; of any less it is 0 too */
 
 typedef struct {
     const Tiles *tiles;
@@ -31,7 +35,7 @@ typedef struct {
 /* What a thread keeps of the queries of a group: (rows, dim), (rows, SPACE), (rows, value_dim), (rows,), (rows,). */
 typedef struct {
     char *queries; /* as the tiles read them */
-    float *scores, *sums, *largest, *totals;
+    float *scores, *sums, *base, *totals; /* `base` is a power of two that the sums are relative to */
 } Room;
 
 /* The products of all queries of a group with `count` keys. */
@@ -51,51 +55,76 @@ static void score(const Job *job, const Room *room, int64_t rows, const char *ke
     }
 }
 
-/* As `exponential`, of eight at once. */
-AVX2 static inline __m256 exponentials(__m256 power) {
-    __m256 shifted = _mm256_fmadd_ps(power, _mm256_set1_ps(LOG2_E), _mm256_set1_ps(ROUNDS));
-    __m256 whole = _mm256_sub_ps(shifted, _mm256_set1_ps(ROUNDS)), value = _mm256_set1_ps(COEFFICIENTS[0]);
-    __m256 rest = _mm256_fnmadd_ps(whole, _mm256_set1_ps(LN_2_HIGH), power);
-    rest = _mm256_fmadd_ps(whole, _mm256_set1_ps(LN_2_LOW), rest);
-    UNROLLED for (int degree = 1; degree < 6; degree++) value =
-        _mm256_fmadd_ps(value, rest, _mm256_set1_ps(COEFFICIENTS[degree]));
-    value = _mm256_fmadd_ps(_mm256_mul_ps(value, rest), rest, _mm256_add_ps(rest, _mm256_set1_ps(1.0f)));
-    __m256i bits = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-    value = _mm256_mul_ps(value, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23)));
-    return _mm256_andnot_ps(_mm256_cmp_ps(power, _mm256_set1_ps(LOWEST), _CMP_LT_OQ), value);
+/* Two to whole powers of at most 0; 0 below 2**-126. */
+AVX2 static inline __m256 powers_of_two(__m256 whole) {
+    __m256 least = _mm256_set1_ps(-126.0f);
+    __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_max_ps(whole, least)), _mm256_set1_epi32(127));
+    return _mm256_and_ps(_mm256_cmp_ps(whole, least, _CMP_GE_OQ), _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23)));
 }
 
-/* Make one query's scores of `count` keys weights, and what it summed up before comparable to them. */
+/* Two to the power of at most half a unit, as `exponential` has e's. */
+AVX2 static inline __m256 fractions_of_two(__m256 power) {
+    __m256 rest = _mm256_mul_ps(power, _mm256_set1_ps(LN_2)), value = _mm256_set1_ps(COEFFICIENTS[0]);
+    UNROLLED for (int degree = 1; degree < 6; degree++) value =
+        _mm256_fmadd_ps(value, rest, _mm256_set1_ps(COEFFICIENTS[degree]));
+    return _mm256_fmadd_ps(_mm256_mul_ps(value, rest), rest, _mm256_add_ps(rest, _mm256_set1_ps(1.0f)));
+}
+
+/* Make one query's scores of `count` keys weights, and what it summed up before comparable to them. Weights are relative
+ * to a whole power of two, so that another base is an exact scale. A hidden key weighs 0. */
 AVX2 static void weigh(const Job *job, const Room *room, int64_t r, const float *mask, int64_t count) {
     float *scores = room->scores + r * SPACE, *sums = room->sums + r * job->value_dim;
-    float lanes[LANES], before = room->largest[r], most = before, total = 0.0f;
+    float lanes[LANES], before = room->base[r], most = before;
     int64_t whole = count / LANES * LANES, end = (count + LANES - 1) / LANES * LANES;
-    __m256 scale = _mm256_set1_ps(job->scale), largest = _mm256_set1_ps(most), sum = _mm256_setzero_ps();
+    __m256 scale = _mm256_set1_ps(job->scale * LOG2_E), log2_e = _mm256_set1_ps(LOG2_E), rounds = _mm256_set1_ps(ROUNDS);
+    __m256 hidden = _mm256_set1_ps(-INFINITY), least = _mm256_set1_ps(LEAST_POWER), largest = hidden;
     for (int64_t k = 0; k < end; k += LANES) {
         float rest[LANES] = {0.0f}; /* of the mask, where that ends before the lanes */
         if (mask != NULL && k == whole) memcpy(rest, mask + k, (size_t)(count - k) * sizeof(float));
         __m256 added = _mm256_loadu_ps(mask == NULL || k == whole ? rest : mask + k);
-        _mm256_storeu_ps(scores + k, _mm256_fmadd_ps(_mm256_loadu_ps(scores + k), scale, added));
+        __m256 power = _mm256_fmadd_ps(_mm256_loadu_ps(scores + k), scale, _mm256_mul_ps(added, log2_e));
+        power = _mm256_max_ps(least, power); /* no number stays none */
+        _mm256_storeu_ps(scores + k, _mm256_blendv_ps(power, hidden, _mm256_cmp_ps(added, hidden, _CMP_EQ_OQ)));
     }
     for (int64_t k = count; k < end; k++) scores[k] = -INFINITY;
     for (int64_t k = 0; k < end; k += LANES) largest = _mm256_max_ps(_mm256_loadu_ps(scores + k), largest);
-    _mm256_storeu_ps(lanes, largest);
+    _mm256_storeu_ps(lanes, _mm256_sub_ps(_mm256_add_ps(largest, rounds), rounds));
     for (int l = 0; l < LANES; l++) most = lanes[l] > most ? lanes[l] : most;
     if (most > before && room->totals[r] > 0.0f) {
-        float share = exponential(before - most);
+        float share = before - most < -126.0f ? 0.0f : float_of((uint32_t)(int32_t)(before - most + 127.0f) << 23);
         room->totals[r] *= share;
         for (int64_t d = 0; d < job->value_dim; d++) sums[d] *= share;
     }
-    room->largest[r] = most;
-    __m256 base = _mm256_set1_ps(most == -INFINITY ? 0.0f : most); /* where all are hidden, all weigh nothing */
+    room->base[r] = most;
+    __m256 base = _mm256_set1_ps(most == -INFINITY ? 0.0f : most);
     for (int64_t k = 0; k < end; k += LANES) {
-        __m256 weights = exponentials(_mm256_sub_ps(_mm256_loadu_ps(scores + k), base));
+        __m256 score = _mm256_loadu_ps(scores + k), power = _mm256_max_ps(least, score);
+        __m256 nearest = _mm256_sub_ps(_mm256_add_ps(power, rounds), rounds);
+        __m256 weights = _mm256_mul_ps(fractions_of_two(_mm256_sub_ps(power, nearest)),
+                                       powers_of_two(_mm256_sub_ps(nearest, base)));
+        weights = _mm256_andnot_ps(_mm256_cmp_ps(score, hidden, _CMP_EQ_OQ), weights);
         _mm256_storeu_ps(scores + k, weights);
-        sum = _mm256_add_ps(sum, weights);
     }
-    _mm256_storeu_ps(lanes, sum);
-    for (int l = 0; l < LANES; l++) total += lanes[l];
-    room->totals[r] += total;
+}
+
+/* Add the weights of `count` keys to the totals of some queries: key by key, so that hidden ones between them change
+ * nothing. Called with a constant number of queries, for each of which there is code of its own then. */
+static inline void add_weights(const float *scores, float *totals, const int rows, int64_t count) {
+    float sums[TOGETHER];
+    UNROLLED for (int r = 0; r < rows; r++) sums[r] = totals[r];
+    for (int64_t k = 0; k < count; k++) UNROLLED for (int r = 0; r < rows; r++) sums[r] += scores[r * SPACE + k];
+    UNROLLED for (int r = 0; r < rows; r++) totals[r] = sums[r];
+}
+
+static void sum_up(const float *scores, float *totals, int64_t rows, int64_t count) {
+    for (; rows >= TOGETHER; rows -= TOGETHER, scores += TOGETHER * SPACE, totals += TOGETHER)
+        add_weights(scores, totals, TOGETHER, count);
+    for (; rows > 0; rows -= TILE_TOKENS, scores += TILE_TOKENS * SPACE, totals += TILE_TOKENS) {
+        if (rows >= TILE_TOKENS) add_weights(scores, totals, TILE_TOKENS, count);
+        else if (rows == 3) add_weights(scores, totals, 3, count);
+        else if (rows == 2) add_weights(scores, totals, 2, count);
+        else add_weights(scores, totals, 1, count);
+    }
 }
 
 /* All queries of one group, in one row of the batch. */
@@ -111,7 +140,7 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
         if (job->kind == FP32 || !job->tiles->widens_tokens)
             memcpy(room->queries + r * job->dim * size, query, (size_t)(job->dim * size));
         else widen((const uint16_t *)query, job->kind, job->dim, (float *)room->queries + r * job->dim);
-        room->largest[r] = -INFINITY;
+        room->base[r] = -INFINITY;
         room->totals[r] = 0.0f;
     }
     for (int64_t first = 0; first < job->num_keys; first += KEYS) {
@@ -122,6 +151,7 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
             if (mask != NULL) mask += b * job->mask_strides[0] + r % job->num_queries * job->mask_strides[1] + first;
             weigh(job, room, r, mask, count);
         }
+        sum_up(room->scores, room->totals, rows, count);
         for (int64_t r = 0; r < rows; r += TILE_TOKENS)
             mixes[job->kind][min_of(rows - r, TILE_TOKENS) - 1](
                 room->scores + r * SPACE, SPACE, values + first * job->value_dim * size, job->value_dim, count,
@@ -147,8 +177,8 @@ static void work(void *argument) {
     }
     Room room = {.queries = (char *)numbers, .scores = numbers + rows * job->dim};
     room.sums = room.scores + rows * SPACE;
-    room.largest = room.sums + rows * job->value_dim;
-    room.totals = room.largest + rows;
+    room.base = room.sums + rows * job->value_dim;
+    room.totals = room.base + rows;
     while ((unit = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < num_units)
         attend(job, &room, unit / job->kv_heads, unit % job->kv_heads);
     free(numbers);

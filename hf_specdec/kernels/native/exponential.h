@@ -25,6 +25,7 @@ static inline uint32_t bits_of(float value) {
 static const float COEFFICIENTS[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                      4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 #define LOG2_E 1.44269504f
+#define LN_2 0.693147181f
 #define LN_2_HIGH 0.693359375f /* less LN_2_LOW is the logarithm of 2 */
 #define LN_2_LOW 2.12194440e-4f
 

@@ -34,6 +34,19 @@ AVX2 static inline __m128i as_bf16(__m256 eight) {
     return _mm_packus_epi32(_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1));
 }
 
+/* Eight numbers from a place on. */
+AVX2 static inline __m256 eight_at(const void *numbers, int kind, int64_t place) {
+    if (kind == FP32) return _mm256_loadu_ps((const float *)numbers + place);
+    const uint16_t *halves = (const uint16_t *)numbers + place;
+    return kind == BF16 ? bf16_256(halves) : fp16_256(halves);
+}
+
+/* Put eight numbers from a place on, rounded to the nearest. */
+AVX2 static inline void put_eight(void *numbers, int kind, int64_t place, __m256 eight) {
+    if (kind == FP32) _mm256_storeu_ps((float *)numbers + place, eight);
+    else _mm_storeu_si128((__m128i *)((uint16_t *)numbers + place), kind == BF16 ? as_bf16(eight) : as_fp16(eight));
+}
+
 /* The number at a place. */
 AVX2 static inline float number_at(const void *numbers, int kind, int64_t place) {
     if (kind == FP32) return ((const float *)numbers)[place];

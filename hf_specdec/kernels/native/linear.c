@@ -13,6 +13,8 @@ enum { BLOCK = 24, BLOCK_NUMBERS = 24 * 1280 }; /* weights that stay in the seco
 
 enum { SHORT_ROW = 4096 }; /* bytes; in longer ones the processor itself sees what is next */
 enum { MOST_TOKENS = 1024 }; /* at once: so many are kept in fp32 where they are halves */
+enum { PRODUCTS = BLOCK + TILE_SPACE }; /* from one token's to the next one's */
+enum { LANES = 8 };                     /* floats of a register */
 enum { COLUMNS = 512, DEPTH = 8 }; /* of weights that stay in the first cache, where inputs are their rows */
 
 typedef struct {
@@ -29,16 +31,25 @@ static inline int64_t end_of(const Job *job, int64_t first) { return min_of(firs
 /* The first output of a block that no thread has taken yet. */
 static inline int64_t next_block(Job *job) { return __atomic_fetch_add(&job->next, job->block, __ATOMIC_RELAXED); }
 
-AVX2 static inline void put(const Job *job, int64_t token, int64_t output, float product) {
-    float bias = job->bias == NULL ? 0.0f : number_at(job->bias, job->kind, output);
-    put_number(job->out, job->kind, token * job->num_out + output, product + bias);
+/* Round a token's products for `count` outputs from `output` on, with the bias. */
+AVX2 static inline void put(const Job *job, int64_t token, int64_t output, const float *products, int64_t count) {
+    int64_t place = token * job->num_out + output, o = 0;
+    for (; o + LANES <= count; o += LANES) {
+        __m256 eight = _mm256_loadu_ps(products + o);
+        if (job->bias != NULL) eight = _mm256_add_ps(eight, eight_at(job->bias, job->kind, output + o));
+        put_eight(job->out, job->kind, place + o, eight);
+    }
+    for (; o < count; o++) {
+        float bias = job->bias == NULL ? 0.0f : number_at(job->bias, job->kind, output + o);
+        put_number(job->out, job->kind, place + o, products[o] + bias);
+    }
 }
 
 /* All tokens with the outputs from `first` to `end`. Meanwhile the weights come from memory that are next: those of the
  * next tile where all tokens are in one, else those of the block that begins at `next`. */
 AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t next) {
     const Tiles *tiles = job->tiles;
-    float products[TILE_TOKENS * TILE_SPACE];
+    float products[TILE_TOKENS * PRODUCTS];
     int64_t size = size_of(job->kind), token_size = tiles->widens_tokens ? 4 : size, row = job->num_in * size;
     const char *weights = (const char *)job->weights + first * row, *ahead = weights + tiles->outputs * row;
     int64_t num_lines = job->num_in / tiles->lanes * tiles->lines;
@@ -55,11 +66,11 @@ AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t ne
         for (int64_t output = first, width; output < end; output += width) {
             width = end - output < tiles->outputs ? 1 : tiles->outputs;
             Tile *tile = (width == tiles->outputs ? tiles->whole : tiles->single)[count - 1];
-            tile(tokens, weights + (output - first) * row, job->num_in, ahead, step, products, TILE_SPACE);
+            float *place = products + (output - first);
+            tile(tokens, weights + (output - first) * row, job->num_in, ahead, step, place, PRODUCTS);
             ahead += step * num_lines;
-            for (int64_t t = 0; t < count; t++)
-                for (int64_t o = 0; o < width; o++) put(job, token + t, output + o, products[t * TILE_SPACE + o]);
         }
+        for (int64_t t = 0; t < count; t++) put(job, token + t, first, products + t * PRODUCTS, end - first);
     }
 }
 
@@ -76,8 +87,7 @@ AVX2 static void multiply_transposed(const Job *job, int64_t first, int64_t end,
                 end - first, sums + token * COLUMNS, COLUMNS, token ? 0 : DEPTH * row);
     }
     for (int64_t token = 0; token < job->num_tokens; token++)
-        for (int64_t output = first; output < end; output++)
-            put(job, token, output, sums[token * COLUMNS + output - first]);
+        put(job, token, first, sums + token * COLUMNS, end - first);
 }
 
 /* What one thread does: blocks of outputs, each of them whichever is next. */

@@ -11,17 +11,6 @@
 
 enum { LANES = 8 }; /* floats of a register; a token has a multiple of them */
 
-AVX2 static inline __m256 eight_at(const void *numbers, int kind, int64_t place) {
-    if (kind == FP32) return _mm256_loadu_ps((const float *)numbers + place);
-    const uint16_t *halves = (const uint16_t *)numbers + place;
-    return kind == BF16 ? bf16_256(halves) : fp16_256(halves);
-}
-
-AVX2 static inline void put_eight(void *numbers, int kind, int64_t place, __m256 eight) {
-    if (kind == FP32) _mm256_storeu_ps((float *)numbers + place, eight);
-    else _mm_storeu_si128((__m128i *)((uint16_t *)numbers + place), kind == BF16 ? as_bf16(eight) : as_fp16(eight));
-}
-
 AVX2 static inline __m256 rounded(__m256 eight, int kind) {
     if (kind == FP32) return eight;
     return kind == BF16 ? widened_bf16(as_bf16(eight)) : _mm256_cvtph_ps(as_fp16(eight));
