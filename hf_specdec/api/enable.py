@@ -31,7 +31,9 @@ __all__ = ["SpecGenerationMixin", "capability", "decode", "disable", "enable", "
 Model = TypeVar("Model")
 
 
-def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: Any) -> Model:
+def enable(
+    model: Model, *, spec_memory: SpecMemory | None = None, plain_kernels: bool | None = None, **configs: Any
+) -> Model:
     """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
 
     The model gets a subclass of its class with another `generate`; `model.__class__` stays as it is. Copies and
@@ -43,6 +45,9 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
             ones too.
         spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
             other models of the same tokenizer. Its bounds count, whatever the configuration says.
+        plain_kernels (`bool`, *optional*, defaults to `False`): whether calls without speculation compute by this
+            package's CPU kernels too. In bf16 and fp16 these round otherwise than torch's, so that plain text may
+            differ from speculative text; with them both are the same, and plain calls are faster.
         configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
 
@@ -54,6 +59,8 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     if spec_memory is not None and not isinstance(spec_memory, SpecMemory):
         remedy = "Make one with hf_specdec.SpecMemory() or SpecMemory.load(path)."
         raise ConfigError("spec_memory", "must be a SpecMemory", spec_memory, remedy)
+    if not isinstance(plain_kernels, bool | None):
+        raise ConfigError("plain_kernels", "must be True or False", plain_kernels, "Leave it out for False.")
     defaults: dict[str, SpecConfig] = {}
     known = config_arguments()
     for name, value in configs.items():
@@ -64,6 +71,8 @@ def enable(model: Model, *, spec_memory: SpecMemory | None = None, **configs: An
     state.defaults.update(defaults)
     if spec_memory is not None:
         give_memory(state.method_state, spec_memory)
+    if plain_kernels is not None:
+        state.plain_kernels = plain_kernels
     check_attention(inner)
     if compat.keep_own_settings(inner.generation_config):
         state.keeps_settings = True

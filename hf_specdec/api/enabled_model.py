@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, overload
 
 from transformers import GenerationMixin, PreTrainedModel
 
+from hf_specdec.call.plain_kernels import prefill
 from hf_specdec.call.run import class_generate, generate_with, with_own_arguments
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
@@ -63,6 +64,10 @@ class SpecGenerationMixin(GenerationMixin):
             UnsupportedModelError: the model cannot be driven, or not with this draft.
         """
         return generate_with(cast(PreTrainedModel, self), super().generate, args, kwargs)
+
+    def _prefill(self, *args: Any, **kwargs: Any) -> Any:
+        """The prompt's forward, as transformers computes it; after it plain decoding may have other kernels."""
+        return prefill(cast(PreTrainedModel, self), lambda: super(SpecGenerationMixin, self)._prefill(*args, **kwargs))
 
 
 SpecGenerationMixin.generate.__signature__ = with_own_arguments(  # type: ignore[attr-defined]

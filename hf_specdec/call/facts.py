@@ -98,6 +98,11 @@ class Facts:
         return self.chain_reason or self.found.capability.reason
 
     @property
+    def rounding_reason(self) -> str | None:
+        """Reason why a token's logits may depend on the others of its forward, by their rounding, or `None`."""
+        return self.found.rounding_reason(self.model)
+
+    @property
     def encoder_kwargs(self) -> dict[str, Any] | None:
         """Encoder outputs and mask of the call's first row, with which the probe tries a decoder."""
         if self._call is None:

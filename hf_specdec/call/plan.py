@@ -114,9 +114,18 @@ def _speculative(facts: Facts, request: Request, *, notes: tuple[str, ...] = (),
         network=_network(facts, request),
         budget=request.budget,
         budget_reason=_budget_reason(facts, request, more.get("num_rows", 1)),
+        rounding_reason=_rounding_reason(facts, request, is_compiled=more.get("is_compiled", False)),
         notes=notes,
         **more,
     )
+
+
+def _rounding_reason(facts: Facts, request: Request, *, is_compiled: bool) -> str | None:
+    if request.is_assisted:
+        return "transformers' loop computes by torch's kernels, which are chosen by the number of tokens"
+    if is_compiled:
+        return "a compiled forward has kernels for each number of tokens"
+    return facts.rounding_reason
 
 
 def _cache(facts: Facts) -> str:

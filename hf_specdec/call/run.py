@@ -14,6 +14,7 @@ from hf_specdec.call.assisted_arguments import ASSISTED_ARGUMENTS, check_none_as
 from hf_specdec.call.custom_generate import CustomGenerate
 from hf_specdec.call.drafting import drafting_of
 from hf_specdec.call.facts import Facts
+from hf_specdec.call.plain_kernels import plain_kernels
 from hf_specdec.call.plan import NO_METHOD, plan_call, plan_request
 from hf_specdec.call.prepare import assisted_arguments, decoding_arguments, place_models, plain_arguments
 from hf_specdec.call.request import Request, Settings, prompt_length
@@ -45,7 +46,8 @@ def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...]
                 arguments[name] = given
     request = read_request(model, Settings.of(model, arguments))
     if request is None or (request.is_default and compat.is_assistants_call(arguments)):
-        return inner(**arguments)
+        with plain_kernels(model):
+            return inner(**arguments)
     plan = plan_request(Facts(model), request)
     if plan is not None:
         return _by_transformers(model, inner, request, plan)
@@ -120,7 +122,8 @@ def decode_prepared(call: Call, request: Request | None, encoder_inputs: Any = N
     """Decode a prepared call as its plan says."""
     rank_sync = rank_sync_of(call.model)
     if request is None:
-        return decode_plain(call, stats=SpecStats.of(NO_METHOD), rank_sync=rank_sync)
+        with plain_kernels(call.model):
+            return decode_plain(call, stats=SpecStats.of(NO_METHOD), rank_sync=rank_sync)
     if (fault := compat.virtual_tokens_fault(call.model)) is not None:
         state_of(call.model).warn_once(fault)
     facts = Facts(call.model, call)
@@ -129,7 +132,8 @@ def decode_prepared(call: Call, request: Request | None, encoder_inputs: Any = N
     log_notes(call.model, plan)
     stats = SpecStats.of(plan)
     if plan.loop == "transformers":
-        return decode_plain(call, stats=stats, rank_sync=rank_sync)
+        with plain_kernels(call.model):
+            return decode_plain(call, stats=stats, rank_sync=rank_sync)
     draft_runner, make_drafter = drafting_of(facts, request, plan, encoder_inputs)
     if plan.loop == "assisted":
         return decode_assisted(call, make_drafter(0, None), stats=stats, rank_sync=rank_sync)
@@ -216,7 +220,8 @@ def _by_transformers(model: PreTrainedModel, inner: Generate, request: Request, 
     """The call as transformers' own `generate` decodes it."""
     log_notes(model, plan)
     if plan.way == "plain":
-        output = inner(**plain_arguments(request))
+        with plain_kernels(model):
+            output = inner(**plain_arguments(request))
     else:
         place_models(model, request)
         output = inner(**assisted_arguments(model, request))

@@ -39,6 +39,9 @@ class CallPlan:
         capacity (`int`): columns of its buffers.
         is_compiled (`bool`): whether these forwards are compiled.
         is_head_compiled (`bool`): whether those of the draft head are, too.
+        rounding_reason (`str | None`): why a token's logits may be rounded otherwise beside other tokens than alone, so
+            that another token may be chosen where two are nearly alike; `None` where they are the same bits in every
+            forward after the prompt's, and so is the text of every method.
         notes (`tuple[str, ...]`): what the log says once of the model in such a call.
     """
 
@@ -56,6 +59,7 @@ class CallPlan:
     capacity: int = 0
     is_compiled: bool = False
     is_head_compiled: bool = False
+    rounding_reason: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -75,6 +79,7 @@ class CallPlan:
         if self.loop != "transformers":
             lines["budget"] = f"{self.budget} drafted tokens a row and step: {self.budget_reason}"
             lines["network"] = f"{self.network or 'none'}{', compiled' if self.is_head_compiled else ''}"
+            lines["rounding"] = self.rounding_reason or "the same bits for any number of tokens in a forward"
         lines["shapes"] = f"{self.cache} cache, {rows}"
         if self.widths:
             widths = ", ".join(map(str, self.widths))
@@ -83,7 +88,7 @@ class CallPlan:
         return lines
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:8}{text}" for name, text in self.lines().items())
+        return "\n".join(f"{name:10}{text}" for name, text in self.lines().items())
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""

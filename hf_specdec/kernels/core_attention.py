@@ -14,8 +14,9 @@ class CoreAttention:
 
     Args:
         query: `(B, Hq, M, D)`; key, value: `(B, Hkv, K, D)` and `(B, Hkv, K, Dv)`; rows without gaps.
-        mask: `(B or 1, 1, M, K)`, of booleans or additive; `None` hides nothing from a single query.
+        mask: `(B or 1, 1, M, K)`, of booleans or additive; `None` hides nothing.
         scaling: of the scores; `None` for `D ** -0.5`.
+        is_causal: whether without a mask a query sees no key after its own.
 
     Attributes:
         fits (`bool`): whether the core can compute it.
@@ -29,11 +30,15 @@ class CoreAttention:
         value: torch.Tensor,
         mask: torch.Tensor | None,
         scaling: float | None,
+        *,
+        is_causal: bool = True,
     ) -> None:
         self.query, self.key, self.value, self.mask = query, key, value, mask
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         self.work = query.numel() * key.shape[2] * 2
-        self._threads = cpu.threads_for(self.work) if _fits(query, key, value, mask) else 0
+        hides_future = mask is None and is_causal and query.shape[2] > 1
+        fits = not hides_future and _fits(query, key, value, mask)
+        self._threads = cpu.threads_for(self.work) if fits else 0
         self.fits = self._threads > 0
 
     @property
@@ -69,7 +74,7 @@ class CoreAttention:
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Returns whether the core can read all of them, and a missing mask says that nothing is hidden."""
+    """Returns whether the core can read all of them."""
     if not (query.dim() == key.dim() == value.dim() == 4) or not query.numel() or not key.numel():
         return False
     batch, num_heads, num_queries, dim = query.shape
@@ -89,7 +94,7 @@ def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: tor
         and query.stride(3) == 1
         and key.stride()[2:] == (dim, 1)
         and value.stride()[2:] == (value_dim, 1)
-        and (num_queries == 1 if mask is None else _mask_fits(mask, (batch, num_queries, num_keys)))
+        and (mask is None or _mask_fits(mask, (batch, num_queries, num_keys)))
     )
 
 

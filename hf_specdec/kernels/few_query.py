@@ -116,7 +116,8 @@ class _Attention:
         )
         if not is_known or torch.compiler.is_compiling() or not _here.has_core:
             return torchs()
-        own = CoreAttention(query, key, value, attention_mask, scaling)
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal)
         if not own.fits:
             return torchs()
         if (trial := own.trial) is None:

@@ -20,6 +20,7 @@ from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.forward.capabilities.reference import module_tensors
 from hf_specdec.forward.target.model_runner import Tier
+from hf_specdec.kernels.width import reason_for_width
 
 Finding = TypeVar("Finding")
 MOST_KEPT = 8  # adapters and attention implementations that a model changes between
@@ -38,6 +39,7 @@ class Found:
         self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
         self._reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that were tried
+        self._rounding_reasons: dict[int, str | None] = {}  # by the number of threads
         self._lock = threading.Lock()
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
@@ -56,6 +58,18 @@ class Found:
                     return f"several sequences at once could not be tried: {error}"
                 self._knows_rows = True
             return self._batch_reason
+
+    def rounding_reason(self, model: PreTrainedModel) -> str | None:
+        """Reason why a token's logits may depend on the others of its forward, by their rounding; `None` where they do
+        not: the core computes every sum in one order, and the probe found no other bit.
+        """
+        threads = torch.get_num_threads()
+        if threads not in self._rounding_reasons:
+            reason = reason_for_width(model)
+            if reason is None and self.capability.error != 0.0:
+                reason = "a trial forward of several tokens rounded otherwise than forwards of one"
+            self._rounding_reasons[threads] = reason
+        return self._rounding_reasons[threads]
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
         """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""

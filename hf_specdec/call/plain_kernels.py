@@ -1,0 +1,58 @@
+"""Kernels of speculative forwards for transformers' own loops, so that both round alike."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.kernels.cpu_kernels import CpuKernels
+
+
+class _Steps:
+    """The forwards of one call of transformers' `generate`: those after the prompt's have the kernels.
+
+    Attributes:
+        model (`PreTrainedModel`): whose call it is.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self._kernels, self._block = model, CpuKernels(model), contextlib.ExitStack()
+
+    def prefill(self, compute: Callable[[], Any]) -> Any:
+        """Compute a prompt's forward, and give the kernels to those that follow."""
+        self.close()
+        with self._kernels.of_prompts:
+            outputs = compute()
+        self._block.enter_context(self._kernels)
+        return outputs
+
+    def close(self) -> None:
+        """Take the kernels away."""
+        self._block.close()
+
+
+_steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)
+
+
+@contextlib.contextmanager
+def plain_kernels(model: PreTrainedModel) -> Iterator[None]:
+    """A block in which plain decoding has the kernels, where `enable(model, plain_kernels=True)` asks for them."""
+    if not state_of(model).plain_kernels:
+        yield
+        return
+    steps = _Steps(model)
+    token = _steps.set(steps)
+    try:
+        yield
+    finally:
+        _steps.reset(token)
+        steps.close()
+
+
+def prefill(model: PreTrainedModel, compute: Callable[[], Any]) -> Any:
+    """The prompt's forward of `model`, within such a block or outside."""
+    steps = _steps.get()
+    return compute() if steps is None or steps.model is not model else steps.prefill(compute)

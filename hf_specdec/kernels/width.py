@@ -1,0 +1,52 @@
+"""Reasons why a token's logits may depend on the other tokens of its forward, by their rounding."""
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.common.transfer import is_host
+from hf_specdec.compat import attention_implementation, innermost_decoder, is_compiled, modules_of
+from hf_specdec.compat.modules import parameters_of
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.few_query import NAME as ATTENTION
+from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.linear import LinearForward
+
+
+def reason_for_width(model: PreTrainedModel) -> str | None:
+    """Reason why forwards of several tokens may round otherwise than forwards of one.
+
+    `None` where the core computes every sum over a token's numbers and over the keys that it sees, each in one order.
+    What it has no kernel for, such as attention with sinks, only a trial forward shows.
+    """
+    if model.dtype == torch.float32:
+        return "in fp32 the faster kernel computes each number of tokens, and sums have other orders"
+    if not is_host(model.device):
+        return f"on {model.device.type} a kernel is chosen by the number of tokens"
+    if (reason := cpu.why_unused()) is not None:
+        return f"torch chooses a kernel by the number of tokens: {reason}"
+    if is_compiled(model):
+        return "a compiled forward has kernels for each number of tokens"
+    if (name := attention_implementation(model.config)) != ATTENTION:
+        return f'{name!r} attention rounds by the number of tokens; attn_implementation="{ATTENTION}" does not'
+    known = {forward.module for forward in FewTokenLayers(model).forwards if isinstance(forward, LinearForward)}
+    prompts_alone = _encoder_modules(model)
+    for module in modules_of(model):
+        if module in prompts_alone:
+            continue
+        if module not in known and not isinstance(module, torch.nn.Embedding) and _multiplies(module):
+            return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
+    return None
+
+
+def _encoder_modules(model: PreTrainedModel) -> set[torch.nn.Module]:
+    """Modules that the forward of a prompt alone computes: encoders of text, images and sound."""
+    if not hasattr(model, "get_decoder"):
+        return set()
+    decoder, output = innermost_decoder(model), model.get_output_embeddings()
+    kept = {module for part in (decoder, output) if part is not None for module in modules_of(part)}
+    return set(modules_of(model)) - kept - {model}
+
+
+def _multiplies(module: torch.nn.Module) -> bool:
+    """Returns whether a module has a matrix of its own; what norms have scales number by number."""
+    return any(parameter is not None and parameter.dim() > 1 for parameter in parameters_of(module).values())
