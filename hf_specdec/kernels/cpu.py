@@ -1,8 +1,8 @@
 """Common part of the compiled core's kernels: conditions, threads, and the choice of the faster way.
 
-The core computes in this package's own forwards on a CPU. In bf16 and fp16 it computes every layer that it can: its sums
-have one order for any number of tokens, torch's have not, and the order decides how a sum is rounded. In fp32 the first
-calls of each size are computed by torch and by the core in turns, later ones by the faster.
+The core computes in this package's own forwards on a CPU. In bf16 and fp16 it computes every layer that it can: its
+sums have one order for any number of tokens, torch's have not, and the order decides how a sum is rounded. In fp32 the
+first calls of each size are computed by torch and by the core in turns, later ones by the faster.
 """
 
 import ctypes

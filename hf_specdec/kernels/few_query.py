@@ -7,7 +7,10 @@ Elsewhere on a CPU, and in the graphs that are compiled here, torch computes it 
         model(**inputs)
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,15 +28,39 @@ NAME = "sdpa"
 FOREIGN = ("position_bias", "cache", "softcap")
 
 
+@dataclass(slots=True)
+class Attended:
+    """Attention of the forwards in a `counted` block.
+
+    Attributes:
+        by_core (`int`): calls that the core has computed.
+        by_torch (`set[str]`): classes of the modules whose attention torch has computed.
+    """
+
+    by_core: int = 0
+    by_torch: set[str] = field(default_factory=set)
+
+
 class _Here(threading.local):
-    """Depth of blocks in this thread, and whether the core may compute in them."""
+    """Depth of blocks in this thread, whether the core may compute in them, and what counts them."""
 
     depth = 0
     has_core = False
+    counting: Attended | None = None
 
 
 _here = _Here()
 _register_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Attended]:
+    """A block whose calls of torch's attention, in blocks with the core in this thread, are counted."""
+    outer, _here.counting = _here.counting, Attended()
+    try:
+        yield _here.counting
+    finally:
+        _here.counting = outer
 
 
 class FewQueryAttention:
@@ -114,11 +141,16 @@ class _Attention:
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in FOREIGN) or kwargs.get("output_attentions")
         )
-        if not is_known or torch.compiler.is_compiling() or not _here.has_core:
+        if torch.compiler.is_compiling() or not (_here.depth and _here.has_core):
             return torchs()
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal)
-        if not own.fits:
+        own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal) if is_known else None
+        if (counting := _here.counting) is not None:
+            if own is not None and own.fits:
+                counting.by_core += 1
+            else:
+                counting.by_torch.add(type(module).__name__)
+        if own is None or not own.fits:
             return torchs()
         if (trial := own.trial) is None:
             return own(), None

@@ -69,9 +69,7 @@ def test_the_core_computes_all_halves(dtype: torch.dtype, count: int, ways: list
 
 
 @pytest.mark.parametrize("method", ["auto", "prompt_lookup"])
-def test_the_first_call_of_a_process_writes_in_bf16_what_the_second_does(
-    method: str, ways: list[str]
-) -> None:
+def test_the_first_call_of_a_process_writes_in_bf16_what_the_second_does(method: str, ways: list[str]) -> None:
     """Scores too, to the last bit; `auto` where it is to draft alike."""
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.bfloat16)
     how = {"spec_method": method, "spec_config": {"deterministic": True} if method == "auto" else {}}

@@ -20,6 +20,7 @@ from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.forward.capabilities.reference import module_tensors
 from hf_specdec.forward.target.model_runner import Tier
+from hf_specdec.kernels.few_query import Attended, counted
 from hf_specdec.kernels.width import reason_for_width
 
 Finding = TypeVar("Finding")
@@ -34,8 +35,8 @@ class Found:
         capability (`Capability`): how it is driven.
     """
 
-    def __init__(self, capability: Capability) -> None:
-        self.capability, self._knows_rows = capability, False
+    def __init__(self, capability: Capability, attended: Attended | None = None) -> None:
+        self.capability, self._attended, self._knows_rows = capability, attended, False
         self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
         self._exits: dict[int, ExitFinding] = {}  # by the number of layers
         self._reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that were tried
@@ -65,11 +66,18 @@ class Found:
         """
         threads = torch.get_num_threads()
         if threads not in self._rounding_reasons:
-            reason = reason_for_width(model)
-            if reason is None and self.capability.error != 0.0:
-                reason = "a trial forward of several tokens rounded otherwise than forwards of one"
-            self._rounding_reasons[threads] = reason
+            self._rounding_reasons[threads] = reason_for_width(model) or self._reason_of_trial()
         return self._rounding_reasons[threads]
+
+    def _reason_of_trial(self) -> str | None:
+        """Reason that the probe's forwards have shown, or `None`."""
+        attended = self._attended or Attended()
+        if not attended.by_core or attended.by_torch:
+            name = ", ".join(sorted(attended.by_torch)) or "the attention"
+            return f"torch computes {name}, and rounds by the number of tokens"
+        if self.capability.error != 0.0:
+            return "a trial forward of several tokens rounded otherwise than forwards of one"
+        return None
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
         """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""
@@ -133,7 +141,8 @@ class Findings:
             if not rank_sync.any(key not in self._known):
                 return self._known[key]
             try:
-                found = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)))
+                with counted() as attended:
+                    found = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)), attended)
             except ProbeFailed as error:
                 _raise_if_shared(error, rank_sync)
                 return Found(untried(model, error))

@@ -1,0 +1,143 @@
+"""In bf16 and fp16 a token's numbers are the same bits, whatever else its forward computes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.core_attention import CoreAttention
+from hf_specdec.kernels.width import reason_for_width
+from tests.helpers.drafts import RandomTreeDrafter
+from tests.helpers.support import PROMPT
+from tests.kernels.families import family_model, padded
+from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed
+
+pytestmark = has_core
+HALVES = [torch.bfloat16, torch.float16]
+EXACT = ["llama_mha", "llama_mqa", "qwen2", "mistral_wide", "gemma3_wide"]  # heads as wide as those of published models
+OTHERS = {
+    "gemma2": "'eager' attention",
+    "qwen3_moe": "torch computes Qwen3MoeExperts",
+    "lfm2": "torch computes Conv1d",
+    "llama": "torch computes LlamaAttention",  # heads of 8 numbers
+}
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Numbers of threads, of which small layers have all too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    monkeypatch.setattr(cpu, "SHARED_WORK", 1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sizes(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(generator: torch.Generator, low: int, high: int) -> int:
+    return int(torch.randint(low, high, (), generator=generator))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_linear_layer_computes_a_token_alike(dtype: torch.dtype, seed: int) -> None:
+    at = sizes(seed)
+    num_in, num_out, count = 8 * draw(at, 1, 90), draw(at, 1, 300), draw(at, 130, 300)
+    for module in (layer(num_in, num_out, dtype), transposed(num_in, 16 * draw(at, 1, 40), dtype)):
+        given = tokens(count, num_in, dtype=dtype)
+        whole = inside(module, given)
+        for first, last in [(0, 1), (7, 10), (3, 131), (count - 1, count)]:
+            assert torch.equal(inside(module, given[first:last]), whole[first:last])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("seed", range(8))
+def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -> None:
+    """Not on hidden keys before, between and after, not on the other queries or rows."""
+    at = sizes(seed)
+    groups, heads, head_dim = draw(at, 1, 5), draw(at, 1, 4), 16 * draw(at, 1, 9)
+    num_seen, num_queries, num_hidden = draw(at, 1, 400), draw(at, 1, 140), draw(at, 0, 200)
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=at) * scale).to(dtype)
+
+    seen_keys, seen_values = random(1, heads, num_seen, head_dim), random(1, heads, num_seen, head_dim)
+    query = random(1, groups * heads, 1, head_dim, scale=3.0)
+    alone = CoreAttention(query, seen_keys, seen_values, None, None)
+    columns = torch.randperm(num_seen + num_hidden, generator=at)[:num_seen].sort().values
+    keys, values = (random(2, heads, num_seen + num_hidden, head_dim, scale=9.0) for _ in range(2))
+    keys[1, :, columns], values[1, :, columns] = seen_keys[0], seen_values[0]
+    queries, place = random(2, groups * heads, num_queries, head_dim), draw(at, 0, num_queries)
+    queries[1, :, place] = query[0, :, 0]
+    mask = torch.rand(2, 1, num_queries, num_seen + num_hidden, generator=at) > 0.5
+    mask[1, 0, place] = False
+    mask[1, 0, place, columns] = True
+    together = CoreAttention(queries, keys, values, mask, None)
+    assert alone.fits and together.fits
+    assert torch.equal(together()[1, place], alone()[0, 0])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dtype, rows: int) -> None:
+    """Random trees over whole models, alone and in batches padded on the left."""
+    model, inputs = family_model(family, dtype), padded(PROMPT, rows=rows)
+    settings: dict[str, Any] = {
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    plain = model.generate(**inputs, spec_method="plain", **settings)
+    drafter = RandomTreeDrafter(plain.sequences[0].tolist(), seed=rows) if rows == 1 else "prompt_lookup"
+    drafted = model.generate(**inputs, spec_method=drafter, **settings)
+    assert drafted.spec_stats.num_draft_tokens > 0
+    assert torch.equal(drafted.sequences, plain.sequences)
+    assert torch.equal(torch.stack(drafted.logits), torch.stack(plain.logits))
+    assert drafted.spec_stats.plan.rounding_reason is None
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_a_plan_says_why_roundings_may_differ(family: str) -> None:
+    model = family_model(family, torch.float16)
+    output = model.generate(
+        PROMPT, max_new_tokens=4, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
+    )
+    assert output.spec_stats.plan.rounding_reason.startswith(OTHERS[family])
+
+
+def test_fp32_and_other_devices_have_their_reasons() -> None:
+    assert "fp32" in str(reason_for_width(family_model("qwen2")))
+    with torch.device("meta"):
+        model = type(family_model("qwen2", torch.bfloat16))(family_model("qwen2").config).to(torch.bfloat16)
+    assert "on meta" in str(reason_for_width(model))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_plain_generate_with_the_kernels_writes_what_every_method_does(dtype: torch.dtype) -> None:
+    path = hf_specdec.embedded.path("target")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    settings: dict[str, Any] = {"max_new_tokens": 24, "return_dict_in_generate": True, "output_logits": True}
+    texts = {}
+    for is_used in (False, True):
+        hf_specdec.enable(model, plain_kernels=is_used)
+        texts[is_used] = model.generate(PROMPT, do_sample=False, **settings)
+    assert not torch.equal(torch.stack(texts[False].logits), torch.stack(texts[True].logits))
+    for method in ("plain", "auto", "prompt_lookup"):
+        found = model.generate(PROMPT, do_sample=False, spec_method=method, **settings)
+        assert torch.equal(torch.stack(found.logits), torch.stack(texts[True].logits))
+    beams = [model.generate(PROMPT, num_beams=2, max_new_tokens=8, do_sample=False) for _ in range(2)]
+    assert torch.equal(*beams)
+
+
+def test_plain_kernels_is_a_flag() -> None:
+    with pytest.raises(hf_specdec.ConfigError, match="plain_kernels"):
+        hf_specdec.enable(family_model("qwen2"), plain_kernels="yes")  # type: ignore[arg-type]
