@@ -18,7 +18,7 @@ from hf_specdec.kernels.few_token import FewTokenLayers
 
 
 class CpuKernels:
-    """A block in which the core computes attention and layers where it can and is faster; elsewhere nothing changes.
+    """A block in which the core computes attention and layers: in fp32 where it is faster, in bf16 and fp16 where it can.
 
     Args:
         model: whose forwards they are.
@@ -37,6 +37,11 @@ class CpuKernels:
     def of_prompts(self) -> contextlib.AbstractContextManager[None]:
         """The block for forwards of prompts, which leaves halves to torch that would have to be timed first."""
         return self._layers if self._layers.reads_prompts else contextlib.nullcontext()
+
+    @property
+    def rounds_alike(self) -> bool:
+        """True if a token of a step is rounded the same beside any others, which one of a prompt need not be."""
+        return self._layers.rounds_alike
 
     def __enter__(self) -> None:
         self._attention.__enter__()

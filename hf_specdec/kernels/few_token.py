@@ -53,6 +53,11 @@ class FewTokenLayers:
             for forward in self.forwards
         )
 
+    @property
+    def rounds_alike(self) -> bool:
+        """True if a token of a step is rounded the same beside any others, which one of a prompt need not be."""
+        return any(isinstance(forward, LinearForward) and forward.dtype != torch.float32 for forward in self.forwards)
+
     def __enter__(self) -> None:
         if not self.forwards or not cpu.is_usual():
             return

@@ -239,8 +239,10 @@ class ModelRunner(NextForward):
 
     @property
     def copies_prefix(self) -> bool:
-        """Returns whether `copy_prefix` works: states of copied columns would be missing where they are wanted."""
-        return not self.hidden_layers
+        """Returns whether `copy_prefix` works: not where states of copied columns are wanted, nor where the text has the
+        same bits in any batch, but for columns that the forward of another prompt has rounded.
+        """
+        return not self.hidden_layers and not self._kernels.rounds_alike
 
     def num_cached_tokens(self, row: int) -> int:
         """Number of tokens of a row's text in the cache."""
