@@ -65,7 +65,7 @@ class Facts:
     @property
     def cache(self) -> Any:
         """The cache among `kwargs`, or `None`."""
-        return self.kwargs.get(compat.cache_name(self.kwargs))
+        return self.call.cache
 
     @property
     def has_static_cache(self) -> bool:

@@ -101,11 +101,10 @@ def reason_against_compiling(model: PreTrainedModel) -> str | None:
     return None if rotary_of(model) is None else HIDDEN_LENGTH
 
 
-def compiled_target(call: Call) -> CompiledForward | None:
-    """Compiled forward of the target; `None` where plain generate would not compile it, or it cannot be compiled."""
+def compiled_target(call: Call) -> CompiledForward:
+    """Compiled forward of the target, for a call whose plan compiles it."""
     settings = compile_settings(call)
-    if settings is None or reason_against_compiling(call.model) is not None:
-        return None
+    assert settings is not None
     return state_of(call.model).compiled_forward(call.model, settings)
 
 
@@ -158,7 +157,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
         widest (`int`): most columns of a forward.
     """
     target = compiled_target(call)
-    if target is None or target.reason is not None:
+    if target.reason is not None:
         return None
     compiled = state_of(head).compiled_forward(head, target.settings, kind)
     if compiled.reason is not None:
