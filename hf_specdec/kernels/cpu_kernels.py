@@ -18,7 +18,7 @@ from hf_specdec.kernels.few_token import FewTokenLayers
 
 
 class CpuKernels:
-    """A block in which the core computes attention and layers: in fp32 where it is faster, in bf16 and fp16 where it can.
+    """A block whose attention and layers the core computes: in fp32 where it is faster, in bf16 and fp16 where it can.
 
     Args:
         model: whose forwards they are.

@@ -239,8 +239,10 @@ class ModelRunner(NextForward):
 
     @property
     def copies_prefix(self) -> bool:
-        """Returns whether `copy_prefix` works: not where states of copied columns are wanted, nor where the text has the
-        same bits in any batch, but for columns that the forward of another prompt has rounded.
+        """Returns whether `copy_prefix` works.
+
+        It does not where states of copied columns are wanted, nor where the text has the same bits in any batch, but
+        for columns that the forward of another prompt has rounded.
         """
         return not self.hidden_layers and not self._kernels.rounds_alike
 
