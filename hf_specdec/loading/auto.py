@@ -35,7 +35,7 @@ from hf_specdec.kernels.quantization.precision import (
 from hf_specdec.kernels.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
-from hf_specdec.loading.checkpoints.folder import check_folder, check_kind
+from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
@@ -89,7 +89,7 @@ class _EnabledAutoModel:
         """Load a checkpoint with transformers and `enable` it.
 
         Args:
-            path (`str`): a folder, or a name on the Hugging Face hub.
+            path (`str`): a folder, a GGUF file, or a name on the Hugging Face hub.
             precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"`, `"fp16"`, `"fp8"`, `"int8"`
                 or `"nf4"`. Instead of transformers' `dtype` and `quantization_config`. In the last three the linear
                 layers are quantised while they are read, and the rest is bf16; int8 and nf4 need bitsandbytes.
@@ -112,7 +112,7 @@ class _EnabledAutoModel:
         if own := [name for name in own_arguments() if name in kwargs]:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
-        kwargs = with_checked_map(kwargs)
+        path, kwargs = with_gguf_file(path, with_checked_map(kwargs))
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:

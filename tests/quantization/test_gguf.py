@@ -5,6 +5,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.loading.checkpoints import tokenizers
 from tests.helpers.support import PROMPT
 
 VOCAB, HIDDEN, HEADS, KV_HEADS = 128, 64, 4, 2
@@ -76,6 +77,24 @@ def test_a_folder_needs_no_config_json(gguf_folder, precision):
     ours = model.generate(PROMPT, **call, spec_method="auto", spec_config={"num_nodes": 8})
     assert ours.sequences.tolist() == plain.generate(PROMPT, **call).sequences.tolist()
     assert ours.spec_stats.num_draft_tokens
+
+
+@pytest.mark.extras
+def test_the_path_of_a_file_is_enough(gguf_folder):
+    """As people load GGUF: `--model model.gguf`."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(gguf_folder / "model.gguf", precision="fp32")
+    folder = hf_specdec.AutoModelForCausalLM.from_pretrained(gguf_folder, gguf_file="model.gguf", precision="fp32")
+    call = {"max_new_tokens": 12, "do_sample": False, "spec_method": "auto"}
+    assert model.generate(PROMPT, **call).tolist() == folder.generate(PROMPT, **call).tolist()
+
+
+def test_the_tokenizer_comes_out_of_the_file(tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    calls = []
+    monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda path, **given: calls.append((path, given)))
+    tokenizers.load_tokenizer(tmp_path / "model.gguf")
+    tokenizers.load_tokenizer("a/model.gguf")  # a name on the hub, or a folder
+    assert calls == [(str(tmp_path), {"gguf_file": "model.gguf"}), ("a/model.gguf", {})]
 
 
 def test_a_file_that_is_not_there(tmp_path):

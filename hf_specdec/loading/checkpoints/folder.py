@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from hf_specdec.compat.hub_files import validate_repo_id
 from hf_specdec.errors import CheckpointError, ConfigError, first_line, shown
 
 OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"
+
+
+def with_gguf_file(path: Any, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Folder and arguments of `from_pretrained` for a path of a GGUF file; any other path as it is."""
+    if isinstance(path, str | os.PathLike) and os.fspath(path).endswith(".gguf") and Path(path).is_file():
+        return str(Path(path).parent), {**arguments, "gguf_file": Path(path).name}
+    return path, dict(arguments)
 
 
 def check_folder(

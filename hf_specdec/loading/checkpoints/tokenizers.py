@@ -7,6 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_specdec.compat.hub_files import cached_file
 from hf_specdec.errors import CheckpointError, first_line
+from hf_specdec.loading.checkpoints.folder import with_gguf_file
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.translation import are_alike
 
@@ -15,13 +16,15 @@ def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokeni
     """The tokenizer of a checkpoint.
 
     Args:
+        path: a folder, a name on the hub, or a GGUF file.
         hub: `revision`, `token`, `trust_remote_code`, ... as in transformers.
 
     Raises:
         CheckpointError: it is missing or damaged.
     """
+    folder, arguments = with_gguf_file(path, hub)
     try:
-        return AutoTokenizer.from_pretrained(path, **hub)
+        return AutoTokenizer.from_pretrained(folder, **arguments)
     except Exception as error:
         raise CheckpointError(
             f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
