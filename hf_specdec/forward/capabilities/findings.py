@@ -19,7 +19,6 @@ from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.forward.capabilities.reference import module_tensors
-from hf_specdec.forward.target.model_runner import Tier
 from hf_specdec.kernels.few_query import Attended, counted
 from hf_specdec.kernels.width import reason_for_width
 
@@ -36,10 +35,8 @@ class Found:
     """
 
     def __init__(self, capability: Capability, attended: Attended | None = None) -> None:
-        self.capability, self._attended, self._knows_rows = capability, attended, False
-        self._batch_reason: str | None = None  # why batches are decoded plainly, once that is known
-        self._exits: dict[int, ExitFinding] = {}  # by the number of layers
-        self._reasons: dict[tuple[str, ...], str | None] = {}  # by the arguments that were tried
+        self.capability, self._attended = capability, attended
+        self._results: dict[tuple[Any, ...], Any] = {}  # of later probes, by what was tried
         self._rounding_reasons: dict[int, str | None] = {}  # by the number of threads
         self._lock = threading.Lock()
 
@@ -48,17 +45,10 @@ class Found:
 
         Arguments as of `Findings.of`.
         """
-        rank_sync = rank_sync_of(model)
-        with self._lock:
-            if rank_sync.any(not self._knows_rows):
-                try:
-                    tier = self.capability.tier
-                    self._batch_reason = _undisturbed(model, lambda: probe_rows(model, tier, encoder_kwargs))
-                except ProbeFailed as error:
-                    _raise_if_shared(error, rank_sync)
-                    return f"several sequences at once could not be tried: {error}"
-                self._knows_rows = True
-            return self._batch_reason
+        find = functools.partial(probe_rows, model, self.capability.tier, encoder_kwargs)
+        return self._probed(
+            model, ("rows",), find, lambda error: f"several sequences at once could not be tried: {error}"
+        )
 
     def rounding_reason(self, model: PreTrainedModel) -> str | None:
         """Reason why a token's logits may depend on the others of its forward, by their rounding; `None` where they do
@@ -81,37 +71,39 @@ class Found:
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
         """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""
-        return self._reason(model, tuple(states), lambda: reason_against_states(model, states))
+        find = functools.partial(reason_against_states, model, states)
+        return self._probed(model, ("states", *states), find, str)
 
     def attention_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -> str | None:
-        """Why calls with `output_attentions` are decoded plainly, or `None`; tried at the first such call."""
+        """Reason to decode calls with `output_attentions` plainly, or `None`; probed at the first such call."""
         find = functools.partial(reason_against_weights, model, self.capability.tier, encoder_kwargs or {})
-        return self._reason(model, ("output_attentions",), find)
-
-    def _reason(self, model: PreTrainedModel, key: tuple[str, ...], find: Callable[[], str | None]) -> str | None:
-        rank_sync = rank_sync_of(model)
-        with self._lock:
-            if rank_sync.any(key not in self._reasons):
-                try:
-                    self._reasons[key] = _undisturbed(model, find)
-                except ProbeFailed as error:
-                    _raise_if_shared(error, rank_sync)
-                    return str(error)
-            return self._reasons[key]
+        return self._probed(model, ("output_attentions",), find, str)
 
     def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
         """Result of the probe of the model's first `layers` layers as its draft; probed at the first such call."""
+        find = functools.partial(probe_exit, model, layers, "tree" if self.capability.tier == "tree" else "chain")
+        return self._probed(
+            model, ("layers", layers), find, lambda error: ExitFinding(recomputed=f"it could not be tried: {error}")
+        )
+
+    def _probed(
+        self,
+        model: PreTrainedModel,
+        key: tuple[Any, ...],
+        find: Callable[[], Finding],
+        failed: Callable[[ProbeFailed], Finding],
+    ) -> Finding:
+        """Result of `find`, kept under `key`; `failed` says what holds for a call whose probe failed."""
         rank_sync = rank_sync_of(model)
         with self._lock:
-            if rank_sync.any(layers not in self._exits):
+            if rank_sync.any(key not in self._results):
                 try:
-                    tier: Tier = "tree" if self.capability.tier == "tree" else "chain"
-                    found = _undisturbed(model, lambda: probe_exit(model, layers, tier))
+                    self._results[key] = _undisturbed(model, find)
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
-                    return ExitFinding(recomputed=f"it could not be tried: {error}")
-                self._exits[layers] = found
-            return self._exits[layers]
+                    return failed(error)
+            found: Finding = self._results[key]
+            return found
 
 
 class Findings:
