@@ -48,7 +48,7 @@ class PromptLine:
 
     @property
     def text(self) -> str:
-        """What the model continues where there is no chat template: all that is said up to its first answer."""
+        """The text to continue where there is no chat template: all that is said up to the first answer."""
         return "\n\n".join([*(message["content"] for message in self.before), self.turns[0]])
 
     @property

@@ -14,7 +14,7 @@ from hf_specdec.forward.target.model_runner import Tier
 
 @torch.no_grad()
 def reason_against_weights(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]) -> str | None:
-    """Why calls with `output_attentions` are decoded plainly, or `None`: found by a chain of two tokens.
+    """Reason to decode calls with `output_attentions` plainly, or `None`: found by a chain of two tokens.
 
     Raises:
         ProbeFailed: a fault that may pass; it says nothing of the model.

@@ -52,7 +52,7 @@ def _random_ids(loaded: LoadedModel, prompt: Prompt) -> torch.Tensor:
 
 
 def _messages_of(prompt: Prompt, answers: Iterable[str] = ()) -> Messages:
-    """What was said before, the turns so far, each answer after its turn, and the turn to be answered now."""
+    """The chat so far: what came before, the turns, each answer after its turn, and the turn to be answered now."""
     messages: Messages = []
     for turn, answer in zip(prompt.turns, answers, strict=False):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]

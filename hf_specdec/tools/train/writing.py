@@ -93,7 +93,7 @@ def _starts(
     positions: int | None,
     config: Training,
 ) -> Chats | dict[int, list[list[int]]]:
-    """What the target writes after: chats, or token ids by their length."""
+    """Prompts that the target writes after: chats, or token ids by their length."""
     if prompts and not isinstance(prompts[0], str):
         return Chats(prompts, tokenizer, config, positions)
     return {
