@@ -192,10 +192,11 @@ def test_a_model_is_exported_as_before(strict: bool) -> None:
 def test_the_steps_over_a_static_cache_copy_no_keys(keys: list[tuple[int, int]]) -> None:
     torch._dynamo.reset()
     model, prompt = family_model("llama"), torch.tensor([[5, 6, 7, 8] * 6])
-    how: dict[str, Any] = {"max_new_tokens": 16, **STATIC, "compile_config": on_cpu("eager")}
-    expected = model.generate(prompt, max_new_tokens=16, do_sample=False)
+    how: dict[str, Any] = {"max_new_tokens": 8, **STATIC, "compile_config": on_cpu("eager")}
+    expected = model.generate(prompt, max_new_tokens=8, do_sample=False)
     keys.clear()
-    assert torch.equal(model.generate(prompt, spec_method="prompt_lookup", **how), expected)
+    drafts = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3}}
+    assert torch.equal(model.generate(prompt, **drafts, **how), expected)
     kv_heads, num_layers = model.config.num_key_value_heads, model.config.num_hidden_layers
     assert kv_heads < model.config.num_attention_heads
     assert {heads for heads, _ in keys[num_layers:]} == {kv_heads}, "after the prompt"
