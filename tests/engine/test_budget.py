@@ -58,10 +58,21 @@ def test_where_a_token_more_costs_a_step_none_is_taken() -> None:
     assert tree.tokens == (1,)
 
 
-@pytest.mark.parametrize(("slope", "expected"), [(0.05, 4), (0.15, 3), (0.35, 2), (0.7, 1)])
+@pytest.mark.parametrize(("slope", "expected"), [(0.02, 8), (0.1, 4), (0.35, 2), (0.7, 1)])
 def test_nodes_are_taken_as_long_as_they_are_worth_their_time(slope: float, expected: int) -> None:
-    (tree,) = budget_of(slope).cut([chain(0.6, 0.3, 0.1, 0.01)], 1)
+    (tree,) = budget_of(slope).cut([chain(0.6, 0.3, 0.1, 0.08, 0.07, 0.06, 0.05, 0.01, 0.001)], 1)
     assert len(tree) == expected
+
+
+def test_a_forward_of_one_row_costs_whole_tiles() -> None:
+    """Kernels compute tokens in tiles: a tile that pays is filled, and its first node has to gain the whole of it."""
+    budget = budget_of(0.1)
+    (filled,) = budget.cut([chain(0.6, 0.01, 0.001)], 1)
+    assert len(filled) == 2, "a tile of four does not pay"
+    (filled,) = budget.cut([chain(0.6, 0.3, 0.01)], 1)
+    assert len(filled) == 4
+    both = budget.cut([chain(0.6, 0.3, 0.01), chain(0.6, 0.3, 0.01)], 2)
+    assert all(len(tree) < 4 for tree in both), "rows share tiles"
 
 
 @pytest.mark.parametrize(("slope", "expected"), [(0.05, 4), (0.15, 4), (0.35, 2), (0.7, 1)])
@@ -133,11 +144,12 @@ def test_never_more_nodes_than_the_most() -> None:
 def test_a_good_rate_makes_nodes_dearer() -> None:
     """Where drafts bring three tokens a step anyway, unlikely nodes are not worth their time any more."""
     budget = budget_of(0.1)
-    before = len(budget.cut([chain(0.9, 0.8, 0.25, 0.15)], 1)[0])
+    drafted = chain(0.9, 0.3, 0.15, 0.1)
+    before = len(budget.cut([drafted], 1)[0])
     for _ in range(100):
         budget.record([chain(0.9, 0.8)], 1, num_tokens=3, seconds=1.2 * ONE, draft_seconds=0.0)
     assert budget.rate == pytest.approx(2.5, rel=0.1)
-    assert len(budget.cut([chain(0.9, 0.8, 0.24, 0.15)], 1)[0]) == 3 < before
+    assert len(budget.cut([drafted], 1)[0]) == 2 < before
 
 
 def test_nodes_of_several_rows_have_to_gain_more_than_their_time() -> None:

@@ -2,11 +2,12 @@
 
 A step's value is the tokens it is expected to add less the tokens that would come about in its time otherwise, by the
 rate of the steps before it (so the rate itself grows as large as it can: Dinkelbach's rule for a ratio). The trees'
-probabilities say what to expect, a `CostCurve` what a forward takes. Rows of a batch share a forward, so they are
-weighed together; those whose texts have ended and that cannot leave it cost as much, and bring nothing. Where nothing
-gains its time, steps verify one token, as plain decoding does; where drafting itself does not gain its time, drafters
-are paused, and tried again ever more rarely. A draft network's time is not part of that: drafters weigh each of its
-forwards by themselves.
+probabilities say what to expect, a `CostCurve` what a forward takes. Kernels compute tokens in tiles, so a forward of
+one row costs as much as whole tiles: they are filled, and what fills them costs nothing. Rows of a batch share a
+forward, so they are weighed together; those whose texts have ended and that cannot leave it cost as much, and bring
+nothing. Where nothing gains its time, steps verify one token, as plain decoding does; where drafting itself does not
+gain its time, drafters are paused, and tried again ever more rarely. A draft network's time is not part of that:
+drafters weigh each of its forwards by themselves.
 
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
 """
@@ -19,6 +20,7 @@ from hf_specdec.engine.cost.cost_model import CostCurve, StepCosts
 from hf_specdec.forward.networks.drafting import DraftForwards
 from hf_specdec.methods.common.drafter import DraftCost
 
+TILE = 4  # tokens that kernels compute at once, on CPUs; larger tiles hold whole ones of these
 FADE = 0.97  # of what earlier steps brought, a step
 FIRST_STEPS = 4.0  # plain steps that the rate starts with
 RETRY = 64  # steps of one token after which a small tree is tried, so that a changed machine is noticed
@@ -43,6 +45,7 @@ class Budget:
         costs: of the target; kept on the model, corrected by this call's steps.
         max_nodes: most drafted tokens a row.
         widths: sizes that forwards have, ascending, where they have few: each is as wide as the least that holds it.
+            Without any, forwards of a single row cost as much as whole tiles.
     """
 
     def __init__(self, costs: StepCosts, *, max_nodes: int, widths: Sequence[int] = ()) -> None:
@@ -116,7 +119,8 @@ class Budget:
             return list(trees)
         curve = self.costs.curve(len(trees) + len(others))
         least = max((tree.num_columns for tree in others), default=1)
-        size, self._expected = self._best_size(trees, num_live, curve, least)
+        num_rows = len(trees) + len(others)
+        size, self._expected = self._best_size(trees, num_live, curve, num_rows, least)
         if self._exploring:
             self._explored.add(self._exploring)
             self._explored_at = self._num_steps
@@ -149,7 +153,7 @@ class Budget:
             forwards: of the draft network, whose time is a part of `draft_seconds`.
         """
         forwards = forwards or DraftForwards()
-        widest = self._width_of(max(tree.num_columns for tree in trees))
+        widest = self._width_of(max(tree.num_columns for tree in trees), len(trees))
         curve = self.costs.curve(len(trees))
         self._num_steps += 1
         if self.costs.is_fixed:
@@ -173,8 +177,10 @@ class Budget:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
             self._pause_or_go_on(gain, num_live)
 
-    def _width_of(self, num_columns: int) -> int:
-        """Number of columns that a forward of `num_columns` computes."""
+    def _width_of(self, num_columns: int, num_rows: int) -> int:
+        """Number of columns that a forward of `num_columns` takes the time of."""
+        if not self.widths and num_rows == 1 and num_columns > 2:
+            return -(-num_columns // TILE) * TILE
         return next((width for width in self.widths if width >= num_columns), num_columns)
 
     def _size_to_explore(self, curve: CostCurve, tokens_left: int, drafting: float) -> int:
@@ -208,10 +214,13 @@ class Budget:
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
-    def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, least: int) -> tuple[int, float]:
+    def _best_size(
+        self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, num_rows: int, least: int
+    ) -> tuple[int, float]:
         """The number of columns a row with the greatest value, and how much more that is than one column's.
 
         Args:
+            num_rows: of the forward.
             least: columns that the forward has anyway.
         """
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
@@ -225,11 +234,11 @@ class Budget:
         margin = BATCH_MARGIN if num_live > 1 else 1.0
         time_value = margin * self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        alone = time_value * curve.ratio(self._width_of(max(1 + extra, least)))
+        alone = time_value * curve.ratio(self._width_of(max(1 + extra, least), num_rows))
         best, best_value, value = 1, 0.0, 0.0
         for size in range(2, largest + 1):
             value += gains[size]
-            gain = value - time_value * curve.ratio(self._width_of(max(size + extra, least))) + alone
+            gain = value - time_value * curve.ratio(self._width_of(max(size + extra, least), num_rows)) + alone
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value
