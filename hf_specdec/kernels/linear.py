@@ -10,7 +10,7 @@ import torch
 
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import OwnForward, is_readable
+from hf_specdec.kernels.own_forward import OwnForward, here, is_readable
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
@@ -63,19 +63,45 @@ class LinearForward(OwnForward):
 
     def _product(self, input: torch.Tensor, num_threads: int) -> torch.Tensor:
         """The layer's result by the core."""
-        tokens, bias = input.contiguous(), self.bias
-        out = tokens.new_empty((*input.shape[:-1], self.num_out))
-        cpu.core.linear(
-            tokens.data_ptr(),
-            self.weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            tokens.numel() // self.num_in,
-            self.num_out,
-            self.num_in,
-            cpu.KINDS[self.dtype],
-            self.is_transposed,
-            num_threads,
-            0 if num_threads == 1 else cpu.team(),
-        )
-        return out
+        return _computed(input, self.weight, self.bias, self.num_out, num_threads, is_transposed=self.is_transposed)
+
+
+def product(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`tokens @ weight.T` of a matrix that was widened for this forward: by the core where it computes halves.
+
+    Args:
+        tokens: `(..., in)`; weight: `(out, in)`.
+    """
+    num_out, num_in = weight.shape
+    threads = cpu.threads_for(tokens.numel() * num_out) if here.depth and tokens.numel() else 0
+    fits = tokens.is_cpu and weight.is_contiguous() and num_in % LANES == 0
+    if not (threads and fits) or tokens.dtype == torch.float32 or not tokens.dtype == weight.dtype in cpu.KINDS:
+        return torch.nn.functional.linear(tokens, weight)
+    return _computed(tokens, weight, None, num_out, threads)
+
+
+def _computed(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    num_out: int,
+    num_threads: int,
+    *,
+    is_transposed: bool = False,
+) -> torch.Tensor:
+    tokens, num_in = input.contiguous(), input.shape[-1]
+    out = tokens.new_empty((*input.shape[:-1], num_out))
+    cpu.core.linear(
+        tokens.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        tokens.numel() // num_in,
+        num_out,
+        num_in,
+        cpu.KINDS[tokens.dtype],
+        is_transposed,
+        num_threads,
+        0 if num_threads == 1 else cpu.team(),
+    )
+    return out

@@ -9,7 +9,8 @@ from hf_specdec.compat.modules import parameters_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import NAME as ATTENTION
 from hf_specdec.kernels.few_token import FewTokenLayers
-from hf_specdec.kernels.linear import LinearForward
+from hf_specdec.kernels.linear import LANES, LinearForward
+from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
 
 
 def reason_for_width(model: PreTrainedModel) -> str | None:
@@ -28,14 +29,22 @@ def reason_for_width(model: PreTrainedModel) -> str | None:
         return "a compiled forward has kernels for each number of tokens"
     if (name := attention_implementation(model.config)) != ATTENTION:
         return f'{name!r} attention rounds by the number of tokens; attn_implementation="{ATTENTION}" does not'
-    known = {forward.module for forward in FewTokenLayers(model).forwards if isinstance(forward, LinearForward)}
+    known: set[torch.nn.Module] = {
+        forward.module for forward in FewTokenLayers(model).forwards if isinstance(forward, LinearForward)
+    }
     prompts_alone = _encoder_modules(model)
     for module in modules_of(model):
         if module in prompts_alone:
             continue
-        if module not in known and not isinstance(module, torch.nn.Embedding) and _multiplies(module):
+        is_known = module in known or isinstance(module, torch.nn.Embedding) or _is_widened(module)
+        if not is_known and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None
+
+
+def _is_widened(module: torch.nn.Module) -> bool:
+    """Returns whether a layer's FP8 weights are widened and then multiplied by the core."""
+    return isinstance(module, Fp8Linear) and module.in_features % LANES == 0
 
 
 def _encoder_modules(model: PreTrainedModel) -> set[torch.nn.Module]:

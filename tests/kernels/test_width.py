@@ -105,6 +105,18 @@ def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dt
     assert drafted.spec_stats.plan.rounding_reason is None
 
 
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_fp8_weights_round_alike_too(precision: Any) -> None:
+    path = hf_specdec.embedded.path("target")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision=precision)
+    settings: dict[str, Any] = {"max_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(PROMPT, do_sample=False, spec_method="plain", **settings)
+    drafter = RandomTreeDrafter(plain.sequences[0].tolist())
+    drafted = model.generate(PROMPT, do_sample=False, spec_method=drafter, **settings)
+    assert drafted.spec_stats.plan.rounding_reason is None
+    assert torch.equal(torch.stack(drafted.logits), torch.stack(plain.logits))
+
+
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_plan_says_why_roundings_may_differ(family: str) -> None:
     model = family_model(family, torch.float16)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hf_specdec.kernels.linear import product
+from hf_specdec.kernels.own_forward import here
 from hf_specdec.kernels.quantization.e4m3 import CODES, MAX_CODE, SHIFT_FACTOR, has_subnormals, shifted, widen
 
 MIN_CAPABILITY = (8, 9)  # of CUDA devices with FP8 matrix multiplication
@@ -98,7 +100,8 @@ def widened_linear(
     rows = max(PIECE // codes.shape[1], 1)
     if x.numel() > rows * codes.shape[1]:
         rows = codes.shape[0]  # more input than weights in a piece: nothing is gained by pieces
-    multiply = _one_token if moves_only and x.numel() == x.shape[-1] else F.linear
+    is_torchs_own = moves_only and x.numel() == x.shape[-1] and not here.depth
+    multiply = _one_token if is_torchs_own else product
     pieces = [
         multiply(x, shifted(piece) if moves_only else widen(piece).to(x.dtype)) for piece in torch.split(codes, rows)
     ]
