@@ -66,6 +66,7 @@ def rollback_cache(
     fixed: FixedShapes | None = None,
     kept: StaticSpecCache | None = None,
     left_out: Sequence[int] = (),
+    records: bool = False,
 ) -> RollbackCache:
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
@@ -75,6 +76,7 @@ def rollback_cache(
         fixed: the shapes to keep, where `cache` is a static one.
         kept: an empty cache of these shapes, to be used where `cache` is empty too.
         left_out: layers that hold nothing of the text.
+        records: whether forwards are recorded where layers have states.
 
     Raises:
         UnsupportedModelError: it is no cache that could be rolled back.
@@ -88,7 +90,7 @@ def rollback_cache(
         return _AttentionRollback(cache, static, lockstep)
     if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
-    spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out)
+    spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
     return _AttentionRollback(cache, spec, lockstep) if spec is not None else _Unknown(cache)
 
 

@@ -9,8 +9,21 @@ import torch
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
+from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.transfer import HOST, to_device
-from hf_specdec.compat import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from hf_specdec.compat import (
+    Cache,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
+BOTH = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +71,10 @@ class Moves:
 
 
 class SpecCache(Cache):
-    """One `SpecLayer` per attention layer; layers that share another's keys stay the model's own dummies.
+    """One `SpecLayer` or `StateLayer` per layer; layers that share another's keys stay the model's own dummies.
 
     Attributes:
+        asked (`StateLayer | None`): the layer whose states the model has asked for last, in a recorded forward.
         lengths (`tuple[int, ...]`): tokens of each row that are committed; empty before the first forward.
         dtype (`torch.dtype | None`): of the keys; `None` before the first forward, or where layers differ.
     """
@@ -75,26 +89,31 @@ class SpecCache(Cache):
             if isinstance(layer, SpecLayer):
                 layer.write_index = self._write_index
         self.lengths: tuple[int, ...] = ()
+        self.asked: StateLayer | None = None
         self._written: list[SpecLayer] = []
+        self._columns: Columns | None = None
         self.sync()
 
     @staticmethod
-    def takes(cache: Cache) -> bool:
+    def takes(cache: Cache, *, records: bool = False) -> bool:
         """Returns whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
-        known = (DummyLayer, DynamicLayer, DynamicSlidingWindowLayer)
+        known = (DummyLayer, *ATTENTION, *((LinearAttentionLayer, *BOTH) if records else ()))
         is_plain = type(cache) is DynamicCache and not cache.offloading
         return is_plain and all(type(layer) in known for layer in cache.layers)
 
     @classmethod
-    def adopt(cls, cache: Cache, *, reserve: int = 0, left_out: Sequence[int] = ()) -> "SpecCache | None":
+    def adopt(
+        cls, cache: Cache, *, reserve: int = 0, left_out: Sequence[int] = (), records: bool = False
+    ) -> "SpecCache | None":
         """A cache with the same content and structure, or `None` where a layer is not plain attention.
 
         Args:
             cache: a `DynamicCache`, empty or not; it is left as it is.
             reserve (`int`): tokens to allocate room for at once.
             left_out: layers that stay the cache's own, since they hold nothing of the text.
+            records: whether forwards are recorded where layers have states.
         """
-        if not cls.takes(cache):
+        if not cls.takes(cache, records=records):
             return None
         layers: list[Any] = []
         blocks = Blocks(max(len(cache.layers), 1))
@@ -102,8 +121,15 @@ class SpecCache(Cache):
             if type(layer) is DummyLayer or place in left_out:
                 layers.append(layer)
                 continue
-            is_sliding = isinstance(layer, DynamicSlidingWindowLayer)
-            spec = SpecLayer(reserve=reserve, is_sliding=is_sliding, blocks=blocks)
+            if type(layer) is LinearAttentionLayer:
+                layers.append(StateLayer.of(layer))
+                continue
+            settings: dict[str, Any] = {
+                "reserve": reserve,
+                "is_sliding": isinstance(layer, DynamicSlidingWindowLayer),
+                "blocks": blocks,
+            }
+            spec = StateAttentionLayer.of(layer, **settings) if type(layer) in BOTH else SpecLayer(**settings)
             if layer.is_initialized and layer.get_seq_length():
                 spec.load(layer.keys, layer.values, layer.get_seq_length())
             layers.append(spec)
@@ -118,16 +144,46 @@ class SpecCache(Cache):
         keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
         return keys, values
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """A convolution's state; `None` in a recorded forward: `update_conv_state` returns it with the columns."""
+        return self._state(layer_idx, super().get_conv_state(layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """A recurrence's state; `None` in a recorded forward, whose recurrences read it of the layer."""
+        return self._state(layer_idx, super().get_recurrent_state(layer_idx, state_idx))
+
+    def _state(self, layer_idx: int, state: torch.Tensor | None) -> torch.Tensor | None:
+        self.asked = self.layers[layer_idx] if self._columns is not None else None
+        return state if self.asked is None else None
+
+    @property
+    def states(self) -> list[StateLayer]:
+        """The layers with states."""
+        return [layer for layer in self.layers if isinstance(layer, StateLayer)]
+
+    def record(self, columns: Columns) -> None:
+        """Record the next forward's states, of these columns."""
+        self._columns = columns
+        for layer in self.states:
+            layer.record(columns)
+
     def sync(self) -> None:
         """Take over whatever the forwards since the last commit have written."""
         self._written = [layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
-        self.lengths = self._written[0].lengths if self._written else ()
+        if self._written:
+            self.lengths = self._written[0].lengths
+        else:
+            self.lengths = next(((layer.num_read,) * layer.num_rows for layer in self.states), ())
         dtypes = {layer.keys.dtype for layer in self._written}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of the columns written since the last commit, those in `paths`: a row's column numbers, ascending."""
         written = self._written
+        if self._columns is not None:
+            kept, self._columns = self._columns.kept(paths), None
+            for states in self.states:
+                states.commit(kept)
         starts = self.lengths
         self.lengths = tuple([length + len(path) for length, path in zip(starts, paths, strict=True)])
         moves = Moves.of(starts, paths)
@@ -153,6 +209,8 @@ class SpecCache(Cache):
         """Keep only the rows with these indices, in this order; nothing may be uncommitted."""
         index = torch.tensor(rows, device=HOST)
         for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.select_states(index)
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.select(index)
             elif type(layer) is DynamicLayer and layer.is_initialized:  # left out
@@ -168,6 +226,8 @@ class SpecCache(Cache):
     def admit(self, other: "SpecCache", row: int | None = None) -> None:
         """Take over the one row of `other`, in the place of `row` or after the last; nothing may be uncommitted."""
         for own, new in zip(self.layers, other.layers, strict=True):
+            if isinstance(own, StateLayer):
+                own.admit_states(new, row)
             if isinstance(own, SpecLayer) and own.is_initialized:
                 own.admit(new, row)
         self.sync()
@@ -184,6 +244,9 @@ class SpecCache(Cache):
 
     def rollback(self) -> None:
         """Forget a forward that did not finish, on whichever layers it has written."""
+        self._columns = None
+        for states in self.states:
+            states.forget()
         for layer in self.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.set_lengths(self.lengths or (0,) * len(layer.lengths))
@@ -203,6 +266,8 @@ class SpecCache(Cache):
         while len(cache.layers) < len(self.layers):
             cache.layers.append(DynamicLayer())
         for own, layer in zip(self.layers, cache.layers, strict=True):
+            if isinstance(own, StateLayer):
+                own.give_back(layer)
             if not isinstance(own, SpecLayer) or not own.is_initialized:
                 continue
             keys, values = own.content()

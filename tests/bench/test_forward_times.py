@@ -52,5 +52,6 @@ def test_too_little_time_is_an_error() -> None:
 
 
 def test_a_model_that_decodes_plainly_has_no_costs() -> None:
+    model = build(FALLBACK["recurrent_gemma"])
     with pytest.raises(UnsupportedModelError, match="decodes without speculation"):
-        time_steps(build(FALLBACK["mamba"]), [1, 2], lambda size, taken: None, rows=1, length=6, most_tokens=20)
+        time_steps(model, [1, 2], lambda size, taken: None, rows=1, length=6, most_tokens=20)

@@ -31,7 +31,7 @@ class Streamer:
 # family, arguments of generate, way, whose loop, how the reason begins
 TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     "trees where the probe finds them right": ("llama", {}, "tree", "own", "a tree of tokens gives the logits"),
-    "chains where siblings would mix": ("lfm2", {}, "chain", "own", "several tokens in sequence work; no tree"),
+    "chains where siblings would mix": ("minimax", {}, "chain", "own", "several tokens in sequence work; no tree"),
     "a static cache": ("llama", {"cache_implementation": "static"}, "tree", "own", "a tree of tokens"),
     "rows at their own pace": ("llama", {"inputs": BATCH}, "tree", "own", "a tree of tokens"),
     "a batch in lockstep without an end token": (

@@ -103,7 +103,7 @@ def test_an_edited_chat_is_read_from_its_first_change_on(
     assert 10 < talk.num_reused < count if family == "llama" else talk.num_reused == 0
 
 
-@pytest.mark.parametrize("family", ["mamba", "t5"])
+@pytest.mark.parametrize("family", ["recurrent_gemma", "t5"])
 def test_a_model_that_takes_no_cache_reads_the_chat_anew(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -210,7 +210,7 @@ def test_what_is_not_drafted_is_written_as_it_comes(
 ) -> None:
     """Also where drafts are to be shown: without a method, and by a model that is decoded plainly."""
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
-    family = FALLBACK["mamba"] if how else FAMILIES["llama"]
+    family = FALLBACK["recurrent_gemma"] if how else FAMILIES["llama"]
     model = build(dataclasses.replace(family, options={**family.options, "vocab_size": len(tokenizer)}))
     seen: list[str] = []
 

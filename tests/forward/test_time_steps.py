@@ -41,7 +41,7 @@ def test_drafts_are_computed_without_the_limit_and_prompts_with_it(model_type: s
 
     for method in ("prompt_lookup", drafter):
         output = model.generate(PROMPT, **options, spec_method=method)
-        assert output.spec_stats.tier == "chain"
+        assert output.spec_stats.tier == "tree"
         assert torch.equal(output.sequences, expected.sequences)
         torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits), atol=2e-3, rtol=1e-3)
     assert output.spec_stats.num_accepted_tokens > 0

@@ -54,6 +54,10 @@ RECURRENT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+LIGHTNING: dict[str, Any] = EXPERTS | {
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 12,
+}
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "moe_intermediate_size": 32,
@@ -136,8 +140,9 @@ FAMILIES: dict[str, Family] = dict(
         family("falcon", "FalconConfig", ALIBI | {"alibi": True}, scale=0.18, seed=1),
         family("mpt", "MptConfig", ALIBI | {"max_seq_len": 512, "use_cache": True}, scale=0.18, seed=5),
         family("gpt_neo", "GPTNeoConfig", BASE | LOCAL, tier="chain", scale=0.12, seed=4),
-        family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="chain", scale=0.12, seed=6),
-        family("qwen3_next", "Qwen3NextConfig", DECODER | RECURRENT, tier="chain", scale=0.06, seed=1),
+        family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="tree", scale=0.12, seed=6),
+        family("qwen3_next", "Qwen3NextConfig", DECODER | RECURRENT, tier="tree", scale=0.06, seed=1),
+        family("minimax", "MiniMaxConfig", DECODER | LIGHTNING, tier="chain", scale=0.12, seed=3),
         family("t5", "T5Config", T5, scale=0.18, seed=2),
         family("bart", "BartConfig", SEQ2SEQ, scale=0.1, seed=6),
         family("m2m_100", "M2M100Config", SEQ2SEQ | {"pad_token_id": 127}, scale=0.1, seed=7),
@@ -148,7 +153,7 @@ FAMILIES: dict[str, Family] = dict(
 QUICK = ("llama", "opt", "gemma3", "bloom", "qwen3_next", "t5")
 
 FALLBACK: dict[str, Family] = dict(
-    (family("mamba", "MambaConfig", BASE | {"state_size": 8, "time_step_rank": 4}, tier="plain", scale=0.12, seed=7),)
+    (family("recurrent_gemma", "RecurrentGemmaConfig", DECODER | {"lru_width": 48}, tier="plain", scale=0.12, seed=7),)
 )
 
 

@@ -20,7 +20,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "auto, 9 nodes": {"spec_method": "auto", "spec_config": {"num_nodes": 9}},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0}},
 }
-SOME = ("llama", "gemma3", "qwen3_next", "t5", "mamba")
+SOME = ("llama", "gemma3", "qwen3_next", "t5", "recurrent_gemma")
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8, "repetition_penalty": 1.2},

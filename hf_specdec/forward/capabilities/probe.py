@@ -27,7 +27,7 @@ from hf_specdec.forward.capabilities.reference import (
     tokens_of,
 )
 from hf_specdec.forward.capabilities.tolerance import Tolerance, tolerance_of
-from hf_specdec.forward.target.adapters import adapter_of, lacks_hooks, takes_positions
+from hf_specdec.forward.target.adapters import adapter_of, lacks_hooks, places_trees
 from hf_specdec.forward.target.model_runner import ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.forward.target.tree_mask import TreeMasks
@@ -123,7 +123,7 @@ def _known_reason(model: PreTrainedModel) -> str | None:
         return "it is compiled, and a compiled forward leaves out the hooks that place a tree's tokens"
     if has_table_with_window(model):
         return "its windows are counted in columns of the cache, of which a tree has more than its text"
-    if not takes_positions(model) and adapter_of(model) is None:
+    if not places_trees(model) and adapter_of(model) is None:
         of_cache = "its decoder takes positions from the cache"
         return of_cache if model.config.is_encoder_decoder else "its forward takes no position_ids"
     return None
@@ -131,7 +131,7 @@ def _known_reason(model: PreTrainedModel) -> str | None:
 
 def _check_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -> None:
     """A model that counts positions by itself has to tell the rows of a batch apart, as it does with chains."""
-    if takes_positions(model) and not model.config.is_encoder_decoder:
+    if places_trees(model) and not model.config.is_encoder_decoder:
         return
     if (reason := probe_rows(model, "tree", encoder_kwargs)) is not None:
         raise UnsupportedModelError(reason)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.temporary_hooks import temporary_hooks
+from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.tree_rows import TreeRows
 
@@ -110,9 +111,14 @@ def takes_positions(model: PreTrainedModel) -> bool:
     return f"{prefix}position_ids" in _parameters_of(type(model).forward) and not compat.ignores_positions(model.config)
 
 
+def places_trees(model: PreTrainedModel) -> bool:
+    """Returns whether trees need no adapter: the forward takes positions, or the model has none."""
+    return takes_positions(model) or has_states_alone(model)
+
+
 def works_by_hooks(model: PreTrainedModel) -> bool:
     """Returns whether trees of this model need an adapter, and hooks on its submodules are sure to be called."""
-    return not takes_positions(model) and not compat.is_compiled(model)
+    return not places_trees(model) and not compat.is_compiled(model)
 
 
 def adapter_of(model: PreTrainedModel) -> TreeAdapter | None:

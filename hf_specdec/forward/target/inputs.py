@@ -18,6 +18,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.transfer import HOST, to_device
 from hf_specdec.compat.rotary import cache_drop_length
+from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.adapters import TreeAdapter, TreePositions, takes_positions
 from hf_specdec.forward.target.token_buffer import TokenBuffer
@@ -68,6 +69,7 @@ class StepInputs:
         self.cache = model_kwargs[self.cache_name]
         self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
         self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
+        self.attends = takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
         self.adapter = adapter
         self.tree: TreePositions | None = None
@@ -131,7 +133,8 @@ class StepInputs:
         for key in (*SHORTENED_LOGITS, *compat.OF_PROMPTS):
             inputs.pop(key, None)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
-        rows = None if in_sequence and not skips_padding else self._rows_of(layouts)
+        needs_rows = self.attends and (skips_padding or not in_sequence)
+        rows = self._rows_of(layouts) if needs_rows else None
         keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
         if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)

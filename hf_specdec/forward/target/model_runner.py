@@ -13,7 +13,7 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.adapters import adapter_of, takes_positions, works_by_hooks
+from hf_specdec.forward.target.adapters import adapter_of, places_trees, works_by_hooks
 from hf_specdec.forward.target.checked_steps import checked_steps
 from hf_specdec.forward.target.compiled_forward import CompiledForward, ForwardWidths
 from hf_specdec.forward.target.exit_rounds import EarlyExitRounds
@@ -21,6 +21,7 @@ from hf_specdec.forward.target.inputs import StepInputs, rows_of
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.next_forward import NextForward
 from hf_specdec.forward.target.rotary import rotary_of
+from hf_specdec.forward.target.state_layers import StateRecorder
 from hf_specdec.forward.target.time_steps import TimeStepLimits
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.forward.target.tree_layout import TreeLayout
@@ -76,11 +77,16 @@ class ModelRunner(NextForward):
         length = input_ids.shape[1]
         reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
         self.adapter = facts.of(adapter_of, model) if works_by_hooks(model) and tier == "tree" else None
-        tier = tier if self.adapter is not None or takes_positions(model) else "chain"  # compiled since it was probed
+        if self.adapter is None and not facts.of(places_trees, model):
+            tier = "chain"  # compiled since it was probed
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original, left_out = compat.decoding_cache(model, model_kwargs), compat.attends_to_images(model.config)
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
-        self.cache = rollback_cache(original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out)
+        self._recorder = StateRecorder(model, facts, is_used=tier == "tree")
+        records = bool(self._recorder.layers)
+        self.cache = rollback_cache(
+            original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out, records=records
+        )
         self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
         self._checked, self._best = None if self.adapter else checked_steps(fixed), None
         self.rotary, self._drop_length = rotary_of(model, facts), facts.of(cache_drop_length, model)
@@ -190,7 +196,7 @@ class ModelRunner(NextForward):
         model, adapter = rest or (self.model, self.adapter)
         adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        with adapted, rotated, self._limits, self._kernels:
+        with adapted, rotated, self._recorder.applied(self.cache.spec, self._layouts), self._limits, self._kernels:
             if self.compiled is None or model is not self.model:
                 self.outputs, self._best = model(**inputs, return_dict=True), None
             else:
@@ -239,12 +245,8 @@ class ModelRunner(NextForward):
 
     @property
     def copies_prefix(self) -> bool:
-        """Returns whether `copy_prefix` works.
-
-        It does not where states of copied columns are wanted, nor where the text has the same bits in any batch, but
-        for columns that the forward of another prompt has rounded.
-        """
-        return not self.hidden_layers and not self._kernels.rounds_alike
+        """Returns whether `copy_prefix` works: not where states are wanted, or the same bits in any batch."""
+        return not (self.hidden_layers or self._recorder.layers or self._kernels.rounds_alike)
 
     def num_cached_tokens(self, row: int) -> int:
         """Number of tokens of a row's text in the cache."""

@@ -95,7 +95,7 @@ def test_a_default_whose_needs_are_not_met_decodes_plainly(
     method: str, zoo: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No `assistant_model`, or a model that verifies chains only."""
-    model = zoo("llama" if method == "draft_model" else "qwen3_next")
+    model = zoo("llama" if method == "draft_model" else "minimax")
     hf_specdec.enable(hf_specdec.disable(model))
     expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
     config = GenerationConfig(spec_method=method, pad_token_id=0, max_new_tokens=8, do_sample=False)
@@ -202,7 +202,7 @@ def test_our_loaders_read_a_default_that_transformers_dropped(model: Any, tmp_pa
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("family", ["lfm2", "led"])
+@pytest.mark.parametrize("family", ["minimax", "led"])
 def test_a_default_that_needs_trees_steps_aside_on_a_model_of_chains(family: str, rows: int) -> None:
     """Asked for by name, in the call or by a configuration of its own, it is refused."""
     model = build(FAMILIES[family]) if family in FAMILIES else varied(family, "seq2seq")

@@ -147,7 +147,7 @@ def test_encoder_outputs_of_a_batch_may_be_a_tuple(zoo: Callable[[str], Any]) ->
     assert model.generate(**call, **LOOKUP).tolist() == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5", "mamba"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5", "recurrent_gemma"])
 def test_a_batch_gives_plain_decodings_rows(zoo: Callable[[str], Any], family: str) -> None:
     """Whether it speculates or not, the result is right, and the statistics say which."""
     model = zoo(family)

@@ -74,8 +74,8 @@ def test_a_draft_of_the_other_kind_is_refused(pair: tuple[Any, Any]) -> None:
 
 
 def test_a_draft_that_cannot_forget_is_refused(pair: tuple[Any, Any], zoo: Callable[[str], Any]) -> None:
-    with pytest.raises(UnsupportedModelError, match="able to forget rejected tokens, but MambaForCausalLM is not"):
-        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=zoo("mamba"), **OPTIONS)
+    with pytest.raises(UnsupportedModelError, match="forget rejected tokens, but RecurrentGemmaForCausalLM is not"):
+        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=zoo("recurrent_gemma"), **OPTIONS)
 
 
 @pytest.mark.at_most(1)

@@ -95,7 +95,7 @@ def test_a_window_that_reaches_beyond_the_models_positions_stays_away(family: st
     assert output.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("family", ["gpt_neo", "lfm2"])
+@pytest.mark.parametrize("family", ["gpt_neo", "minimax"])
 def test_a_model_of_the_chain_tier_is_refused_with_what_works_instead(zoo: Callable[[str], Any], family: str) -> None:
     model = zoo(family)
     if hf_specdec.capability(model).tier == "tree":

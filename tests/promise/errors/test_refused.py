@@ -122,7 +122,7 @@ def test_a_model_in_training_mode_still_generates(model: Any) -> None:
     assert output.tolist() == expected
 
 
-@pytest.mark.parametrize("family", ["gpt_neo", "lfm2"])
+@pytest.mark.parametrize("family", ["gpt_neo", "minimax"])
 def test_lookahead_is_refused_where_only_chains_are_verified(zoo: Any, family: str) -> None:
     """The error says why, and which methods work."""
     with pytest.raises(UnsupportedModelError, match="needs a model that verifies trees") as caught:

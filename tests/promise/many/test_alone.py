@@ -16,7 +16,7 @@ from tests.helpers.zoo import FALLBACK, FAMILIES, build
 
 SAMPLED: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "seed": 3}
 PROMPTS = [[5, 6, 7, 8, 5, 6], [9, 10, 11], [5, 6, 7, 5, 6]]
-APART = ["lfm2", "t5", "mamba"]  # chains, an encoder, no speculation
+APART = ["minimax", "t5", "recurrent_gemma"]  # chains, an encoder, no speculation
 
 
 def build_any(family: str) -> Any:

@@ -127,8 +127,8 @@ def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) ->
     ("family", "own", "error"),
     [
         ("llama", {"spec_method": "mtp"}, hf_specdec.UnsupportedModelError),
-        ("lfm2", {"spec_method": "lookahead"}, hf_specdec.UnsupportedModelError),
-        ("lfm2", {"lookahead_config": [3, 3, 3]}, hf_specdec.UnsupportedModelError),
+        ("minimax", {"spec_method": "lookahead"}, hf_specdec.UnsupportedModelError),
+        ("minimax", {"lookahead_config": [3, 3, 3]}, hf_specdec.UnsupportedModelError),
         ("qwen3_next", {"spec_method": "mtp"}, hf_specdec.CheckpointError),
     ],
 )

@@ -11,7 +11,7 @@ from hf_specdec.api.many_prompts.job import NOT_YET
 from tests.helpers.support import PROMPT, plain
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "minimax"])
 def test_a_prompt_joins_while_another_is_decoded(zoo: Callable[[str], Any], family: str) -> None:
     """The second comes when the first has begun; models that share no batch end where nothing is waiting."""
     asked = 0

@@ -84,7 +84,7 @@ def test_plain_decoding_for_want_of_a_better_way_says_why_once(
     """The reason is in each call's statistics and once in the log."""
     from tests.helpers.zoo import FALLBACK, build
 
-    model = hf_specdec.enable(build(FALLBACK["mamba"]))
+    model = hf_specdec.enable(build(FALLBACK["recurrent_gemma"]))
     for _ in range(3):
         ours = run(model, speculative, dict, spec_method="prompt_lookup")
         assert ours.stats.tier == "plain"
@@ -92,7 +92,7 @@ def test_plain_decoding_for_want_of_a_better_way_says_why_once(
         assert ours.stats.plain_reason == hf_specdec.capability(model).reason
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("hf_specdec")]
     assert len(messages) == 1
-    assert "MambaForCausalLM" in messages[0]
+    assert "RecurrentGemmaForCausalLM" in messages[0]
 
 
 @pytest.mark.parametrize("how", [{}, {"spec_method": None}, {"spec_method": "none"}])
@@ -109,7 +109,7 @@ def test_an_observer_without_a_method_would_see_nothing(
     assert len(steps) == 3
 
 
-@pytest.mark.parametrize("family", ["bloom", "t5", "mamba"])
+@pytest.mark.parametrize("family", ["bloom", "t5", "recurrent_gemma"])
 def test_a_reason_is_a_sentence_for_users(zoo: Callable[[str], Any], family: str) -> None:
     """Not the text of an exception out of somebody's code."""
     import hf_specdec

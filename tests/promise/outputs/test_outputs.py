@@ -29,7 +29,7 @@ def test_what_is_asked_for_is_given_for_each_emitted_token(
         assert_same_tensors(getattr(ours.output, field, None), getattr(reference.output, field, None), atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", "mamba"])
+@pytest.mark.parametrize("family", ["llama", "t5", "recurrent_gemma"])
 def test_the_output_is_of_plain_decodings_class(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
     reference, ours = both(zoo(family), dict, draft)
     assert isinstance(ours.output, type(reference.output))

@@ -1,0 +1,268 @@
+"""Convolution and recurrent states of one layer: read as transformers' layers read them, or recorded per column.
+
+Between two commits a recorded layer keeps the states before the columns and, of each column, what a state after it is
+made of. A commit computes or picks the states after each row's last kept column.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.common.transfer import to_device
+from hf_specdec.compat import LinearAttentionLayer
+
+Array = npt.NDArray[Any]
+
+
+class _Sent:
+    """Arrays of one forward that go to each device once."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[str, int, torch.device], torch.Tensor] = {}
+
+    def _on(self, device: torch.device, name: str, make: Callable[[], Array], size: int = 0) -> torch.Tensor:
+        key = (name, size, device)
+        if key not in self._sent:
+            (self._sent[key],) = to_device([make()], device)
+        return self._sent[key]
+
+
+class Columns(_Sent):
+    """The columns written since the last commit, C in each row, of which a forward computes the last Q.
+
+    Args:
+        visible: `(batch, Q, C)` bool: which columns each of the last Q sees, its own counted.
+        before: those of the forward before it, since the same commit.
+
+    Attributes:
+        parents: `(batch, C)`: the column before each on its path; -1 for the text's last token.
+        is_chain (`bool`): whether each column's parent is the one next to it, in all rows.
+    """
+
+    def __init__(self, visible: Array, before: "Columns | None" = None) -> None:
+        super().__init__()
+        self.visible = visible
+        _, num_queries, num_columns = visible.shape
+        seen = visible & ~np.eye(num_queries, num_columns, num_columns - num_queries, dtype=np.bool_)
+        parents = np.where(seen.any(axis=2), num_columns - 1 - seen[:, :, ::-1].argmax(axis=2), -1)
+        self.parents: Array = parents if before is None else np.concatenate([before.parents, parents], axis=1)
+        self.is_chain = bool((self.parents == np.arange(num_columns) - 1).all())
+
+    def seen(self, device: torch.device) -> torch.Tensor:
+        """`(batch, 1, Q, C)` bool."""
+        return self._on(device, "seen", lambda: self.visible[:, None])
+
+    def windows(self, size: int, device: torch.device) -> torch.Tensor:
+        """`(batch, Q, size)`: the last columns of each path, from the `size` of the state on that come before all."""
+        ends = np.broadcast_to(np.arange(self.parents.shape[1])[-self.visible.shape[1] :], self.visible.shape[:2])
+        return self._on(device, "windows", lambda: self.back_from(ends, size), size)
+
+    def kept(self, paths: Sequence[Sequence[int]]) -> "KeptColumns":
+        """The columns that become part of the text, of each row."""
+        on_path = np.zeros(self.parents.shape, dtype=np.bool_)
+        last = np.full(len(paths), -1)
+        for row, path in enumerate(paths):
+            on_path[row, list(path)] = True
+            last[row] = path[-1] if path else -1
+        return KeptColumns(self, on_path, last)
+
+    def back_from(self, ends: Array, size: int) -> Array:
+        """`(..., size)`: the columns that lead to `ends`, `(batch, ...)`; those of the state are the first `size`."""
+        rows = np.arange(len(ends)).reshape(-1, *[1] * (ends.ndim - 1))
+        found = np.empty((*ends.shape, size), dtype=np.int64)
+        for place in reversed(range(size)):
+            found[..., place] = size + ends
+            ends = np.where(ends < 0, ends - 1, self.parents[rows, ends.clip(min=0)])
+        return found
+
+
+class KeptColumns(_Sent):
+    """The columns of each row that become part of its text.
+
+    Attributes:
+        last: `(batch,)`: the last of them; -1 where there is none.
+        ends_chain (`int | None`): the last one of a chain, where it is the same in all rows.
+    """
+
+    def __init__(self, columns: Columns, on_path: Array, last: Array) -> None:
+        super().__init__()
+        self.columns, self._on_path, self.last = columns, on_path, last
+        same = columns.is_chain and last.min() == last.max() >= 0
+        self.ends_chain = int(last[0]) if same else None
+
+    def on_path(self, device: torch.device) -> torch.Tensor:
+        """`(batch, 1, C)` bool."""
+        return self._on(device, "on_path", lambda: self._on_path[:, None])
+
+    def last_index(self, device: torch.device) -> torch.Tensor:
+        """`(batch,)`: `last` + 1, the text's last token being 0."""
+        return self._on(device, "last_index", lambda: self.last + 1)
+
+    def windows(self, size: int, device: torch.device) -> torch.Tensor:
+        """`(batch, size)`: the columns of a convolution's state, from the `size` of the present one on."""
+        return self._on(device, "windows", lambda: self.columns.back_from(self.last, size), size)
+
+
+class Record(Protocol):
+    """What a recurrence leaves of each column."""
+
+    def state_after(self, state: torch.Tensor, kept: KeptColumns) -> torch.Tensor:
+        """The state after each row's kept columns, from the one before them."""
+
+
+class StateLayer(LinearAttentionLayer):
+    """States of one layer without attention, `(batch, ...)`.
+
+    Attributes:
+        columns (`Columns | None`): those of the present forward, where it is recorded.
+        num_read (`int`): tokens that unrecorded forwards have read.
+    """
+
+    is_compileable = False  # a recorded forward assigns its states
+
+    def __init__(self, number_of_states: int = 1) -> None:
+        super().__init__(number_of_states)
+        self.columns: Columns | None = None
+        self.num_read = 0
+        self.convolution = 0  # the state that the present convolution continues
+        self._new: dict[int, torch.Tensor] = {}  # convolution inputs since the last commit, (batch, channels, C)
+        self._records: list[Record] = []
+        self._calls = 0
+
+    @classmethod
+    def of(cls, layer: LinearAttentionLayer, **kwargs: Any) -> "StateLayer":
+        """A layer with copies of the states of another."""
+        own = cls(number_of_states=layer.number_of_states, **kwargs)
+        _copy_states(layer, own)
+        return own
+
+    def give_back(self, layer: LinearAttentionLayer) -> None:
+        """Let a layer of transformers have copies of the states."""
+        _copy_states(self, layer)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch; 0 before the first forward."""
+        return next((len(state) for state in self.conv_states.values() if state is not None), 0)
+
+    def record(self, columns: Columns) -> None:
+        """Record the next forward, of these columns."""
+        self.columns, self._calls = columns, 0
+
+    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
+        """The state's columns and those written since the last commit, `(batch, channels, size + C)`."""
+        if self.columns is None:
+            self.num_read += conv_states.shape[-1] if state_idx == 0 else 0
+            full: torch.Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
+            return full
+        new = self._new.get(state_idx)
+        self.convolution = state_idx
+        self._new[state_idx] = conv_states if new is None else torch.cat([new, conv_states], dim=-1)
+        return torch.cat([self.conv_states[state_idx], self._new[state_idx]], dim=-1)
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
+        """Keep a new state, unless the forward is recorded."""
+        if self.columns is not None:
+            return recurrent_states
+        found: torch.Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        return found
+
+    def state_of_call(self, ndim: int) -> torch.Tensor:
+        """The state before all columns, of the present call of a recurrence with states of so many dimensions.
+
+        Some layers call it for each head, whose states lie in the second dimension (Zamba).
+        """
+        state: torch.Tensor | None = self.recurrent_states[0]
+        assert state is not None
+        return state if state.ndim == ndim else state[:, self._calls]
+
+    def extend(self, record: Callable[[Any], Record]) -> Any:
+        """Add what a call of the recurrence leaves of the new columns: `record(what earlier forwards have left)`."""
+        place = self._calls
+        self._calls += 1
+        if place == len(self._records):
+            self._records.append(record(None))
+        else:
+            self._records[place] = record(self._records[place])
+        return self._records[place]
+
+    def commit(self, kept: KeptColumns) -> None:
+        """Make the states those after the kept columns."""
+        for index, new in self._new.items():
+            state = self.conv_states[index]
+            assert state is not None
+            size = state.shape[-1]
+            full = torch.cat([state, new], dim=-1)  # (batch, channels, size + C)
+            if kept.ends_chain is not None:
+                state = full[..., kept.ends_chain + 1 : kept.ends_chain + 1 + size].contiguous()
+            else:
+                places = kept.windows(size, full.device)[:, None].expand(-1, full.shape[1], -1)
+                state = full.gather(2, places)
+            self.conv_states[index] = state
+        if self._records:
+            state = self.recurrent_states[0]
+            assert state is not None
+            if len(self._records) == 1:
+                after = self._records[0].state_after(state, kept)
+            else:
+                heads = [one.state_after(state[:, head], kept) for head, one in enumerate(self._records)]
+                after = torch.stack(heads, dim=1)
+            self.recurrent_states[0] = after.to(state.dtype)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the columns written since the last commit, and record no more."""
+        self.columns = None
+        self._new, self._records = {}, []
+
+    def select_states(self, rows: torch.Tensor) -> None:
+        """Keep only the rows with these indices, in this order."""
+        for states in (self.conv_states, self.recurrent_states):
+            for index, state in states.items():
+                if state is not None:
+                    states[index] = state[rows.to(state.device)]
+
+    def admit_states(self, other: "StateLayer", row: int | None) -> None:
+        """Take over the one row of `other`, in the place of row `row`, or after the last row."""
+        for own, new in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
+            for index, state in own.items():
+                if state is not None:
+                    after = () if row is None else (state[row + 1 :],)
+                    own[index] = torch.cat([state[:row], new[index], *after])
+
+
+class StateAttentionLayer(StateLayer, SpecLayer):
+    """Keys and values, and the states of a layer that attends and has states (Falcon-H1)."""
+
+    def __init__(self, number_of_states: int = 1, **kwargs: Any) -> None:
+        SpecLayer.__init__(self, **kwargs)
+        StateLayer.__init__(self, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate keys and values, given by place, or states, given by name."""
+        (SpecLayer if args else StateLayer).lazy_initialization(self, *args, **kwargs)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget columns; states stay."""
+        SpecLayer.crop(self, tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget every token."""
+        SpecLayer.reset(self)
+        StateLayer.reset(self)
+
+
+def _copy_states(source: LinearAttentionLayer, target: LinearAttentionLayer) -> None:
+    for name in ("conv_states", "recurrent_states"):
+        states = getattr(source, name)
+        copies = {index: None if state is None else state.clone() for index, state in states.items()}
+        setattr(target, name, copies)
+    for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state"):
+        setattr(target, name, dict(getattr(source, name)))
+    target.conv_kernel_size = dict(source.conv_kernel_size)
+    if target.device is None:
+        target.device, target.dtype = source.device, source.dtype

@@ -1,0 +1,130 @@
+"""Forwards of the target that record, for each token, what the states of its layers are made of.
+
+A block, in the thread that enters it:
+
+    recorder = StateRecorder(model, facts)
+    with recorder.applied(cache, layouts):
+        model(**inputs)
+
+In it a layer's own forward runs over functions that continue the cache's states along every path of a tree
+(`kernels/recurrences.py`), in the place of those of the layer's file that compute several tokens. Other threads compute
+as always.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.state_layer import Columns, StateLayer
+from hf_specdec.compat import state_layers
+from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.kernels.recurrences import convolution, gated_delta_rule, selective_scan, state_space_duality
+
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    state_layers.CONVOLUTION: convolution,
+    **dict.fromkeys(state_layers.DELTA_RULES, gated_delta_rule),
+    state_layers.MAMBA_2: state_space_duality,
+    state_layers.MAMBA: selective_scan,
+}
+_recorded: ContextVar[SpecCache | None] = ContextVar("hf_specdec_recorded", default=None)
+_lock = threading.Lock()
+
+
+class StateRecorder:
+    """The layers with states of one model.
+
+    Args:
+        is_used: whether forwards are recorded.
+
+    Attributes:
+        layers: none where the model has none, or one that is not known, or whose forward is compiled or replaced.
+    """
+
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts, *, is_used: bool = True) -> None:
+        layers = facts.of(state_layers.known_state_layers, model) if is_used else ()
+        is_free = all(type(vars(layer).get("forward")) in (type(None), _Forward) for layer in layers)
+        self.layers = layers if is_free and not (layers and compat.is_compiled(model)) else ()
+        self._columns: Columns | None = None  # of the last forward
+
+    @contextlib.contextmanager
+    def applied(self, cache: SpecCache | None, layouts: Sequence[TreeLayout]) -> Iterator[None]:
+        """Inside, a forward of this thread records the rows' new columns; without layers or a cache nothing changes."""
+        if not self.layers or cache is None:
+            yield
+            return
+        before = self._columns if layouts[0].first_new else None
+        self._columns = Columns(np.stack([layout.visible() for layout in layouts]), before)
+        cache.record(self._columns)
+        token = _recorded.set(cache)
+        installed = self._install()
+        try:
+            yield
+        finally:
+            with _lock:
+                for forward in installed:
+                    forward.remove()
+            _recorded.reset(token)
+
+    def _install(self) -> "list[_Forward]":
+        installed = []
+        with _lock:
+            for layer in self.layers:
+                forward = vars(layer).setdefault("forward", _Forward(layer))
+                if isinstance(forward, _Forward):  # this one, or that of another thread
+                    forward.users += 1
+                    installed.append(forward)
+        return installed
+
+
+class _Forward:
+    """Replacement `forward` of a layer while a block is open in any thread.
+
+    Attributes:
+        users (`int`): open blocks.
+    """
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self._layer, self.users = layer, 0
+        self._call = MethodType(_forward_of(type(layer).forward), layer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _recorded.get() is None:
+            return type(self._layer).forward(self._layer, *args, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Forward, (self._layer,)
+
+    def remove(self) -> None:
+        """Leave one block; the last one takes the forward away."""
+        self.users -= 1
+        if not self.users and vars(self._layer).get("forward") is self:
+            del vars(self._layer)["forward"]
+
+
+@functools.cache
+def _forward_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return state_layers.forward_over(forward, REPLACEMENTS, _replacement)
+
+
+def _replacement(name: str) -> Callable[..., Any]:
+    """A function for several tokens, by the layer of the recorded cache whose states the model has asked for last."""
+    replace = REPLACEMENTS[name]
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        cache = _recorded.get()
+        assert cache is not None and isinstance(cache.asked, StateLayer)
+        return replace(cache.asked, *args, **kwargs)
+
+    return compute

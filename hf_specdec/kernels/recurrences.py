@@ -1,0 +1,307 @@
+"""Recurrences of state layers over a tree of columns, all at once, from the state before them.
+
+Each function takes the arguments of transformers' function for several tokens and computes what the function for one
+token gives along every path. What a state after a column is made of stays with the layer (`cache/state_layer.py`).
+
+A head's state is a matrix S. Column i has a decay a_i, a key k_i and an update u_i: S_i = a_i S_parent + k_i u_iᵀ.
+So S_i = c_i S + Σ_j (c_i / c_j) k_j u_jᵀ over the columns j on its path, c being the product of the decays on a path:
+Yang et al., Gated Delta Networks, arXiv:2412.06464, section 3.3, with ancestors in the place of all columns before.
+Mamba's state decays by channel and by dimension, which allows no such form: it is computed column by column.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hf_specdec.cache.state_layer import Columns, KeptColumns, StateLayer
+from hf_specdec.compat.state_layers import ACTIVATIONS
+
+EPS = 1e-6  # of the norm of queries and keys
+
+
+@dataclass(frozen=True, slots=True)
+class OuterProducts:
+    """Keys, updates and decays of C columns, of which a state after any of them is made.
+
+    Attributes:
+        keys, updates: `(batch, heads, C, head_dim)`.
+        log_decay, total: `(batch, heads, C, 1 or key_dim)`: the logarithm of each column's decay, and of the product
+            of those on its path.
+        key_first (`bool`): whether states are `(batch, heads, key_dim, value_dim)`, or transposed.
+    """
+
+    keys: torch.Tensor
+    updates: torch.Tensor
+    log_decay: torch.Tensor
+    total: torch.Tensor
+    key_first: bool
+
+    def state_after(self, state: torch.Tensor, kept: KeptColumns) -> torch.Tensor:
+        """The state after each row's kept columns."""
+        if kept.ends_chain is not None:
+            end = kept.ends_chain + 1
+            keys, updates, total = self.keys[:, :, :end], self.updates[:, :, :end], self.total[:, :, :end]
+            last = total[:, :, -1:]  # (batch, heads, 1, 1 or key_dim)
+            decays = (last - total).exp()
+        else:
+            keys, updates, total = self.keys, self.updates, self.total
+            padded = functional.pad(total, (0, 0, 1, 0))  # of the text's last token 0
+            places = kept.last_index(total.device)[:, None, None, None].expand(-1, *total.shape[1:2], 1, total.shape[3])
+            last = padded.gather(2, places)
+            decays = (last - total).masked_fill(~kept.on_path(total.device)[..., None], -torch.inf).exp()
+        decayed = keys * decays
+        if self.key_first:
+            return torch.addcmul(decayed.transpose(-1, -2) @ updates, state, last.exp().transpose(-1, -2))
+        return torch.addcmul(updates.transpose(-1, -2) @ decayed, state, last.exp())
+
+
+def outer_products(
+    layer: StateLayer,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor | None,
+    *,
+    key_first: bool = True,
+) -> torch.Tensor:
+    """What queries read of the states after their columns, `(batch, heads, Q, value_dim)`.
+
+    Args:
+        query, key: `(batch, heads, Q, key_dim)`.
+        value: `(batch, heads, Q, value_dim)`: the update; or what the state is to hold under the key, with `beta`.
+        log_decay: `(batch, heads, Q, 1 or key_dim)`.
+        beta: `(batch, heads, Q, 1)`: how far the state moves there (the delta rule).
+    """
+    columns, state = layer.columns, layer.state_of_call(4)
+    assert columns is not None
+    state = state.to(value.dtype)
+    state = state if key_first else state.transpose(-1, -2)
+    read: list[torch.Tensor] = []
+
+    def extended(before: OuterProducts | None) -> OuterProducts:
+        keys, decays = key, log_decay
+        if before is not None:
+            keys, decays = torch.cat([before.keys, key], dim=2), torch.cat([before.log_decay, log_decay], dim=2)
+        num_queries, num_columns = columns.visible.shape[1:]
+        if num_columns == 1:
+            new, total, pairs = log_decay, log_decay, None
+        else:
+            new = columns.seen(decays.device).to(decays.dtype) @ decays  # (batch, heads, Q, 1 or key_dim)
+            total = new if before is None else torch.cat([before.total, new], dim=2)
+            pairs = _Pairs(new, total, columns)
+        decayed = new.exp()
+        updates = value
+        if beta is not None:
+            updates = (value - (key * decayed) @ state) * beta
+            if pairs is not None:
+                between = pairs.products(key, keys) * beta
+                if before is not None:
+                    updates = updates - between[..., :-num_queries] @ before.updates
+                # Unitriangular: what a column has with itself is taken for 1.
+                updates = torch.linalg.solve_triangular(
+                    between[..., -num_queries:], updates, upper=False, unitriangular=True
+                )
+        all_updates = updates if before is None else torch.cat([before.updates, updates], dim=2)
+        output = (query * decayed) @ state
+        if pairs is None:
+            output = output + (query * key).sum(dim=-1, keepdim=True) * updates
+        else:
+            output = output + pairs.products(query, keys) @ all_updates
+        read.append(output)
+        return OuterProducts(keys, all_updates, decays, total, key_first)
+
+    layer.extend(extended)
+    return read[0]
+
+
+class _Pairs:
+    """Decay between each of Q columns and those that it sees of C."""
+
+    def __init__(self, new: torch.Tensor, total: torch.Tensor, columns: Columns) -> None:
+        self._by_key, seen = new.shape[-1] > 1, columns.seen(new.device)
+        if self._by_key:
+            between = new[:, :, :, None] - total[:, :, None]  # (batch, heads, Q, C, key_dim)
+            self._decay = between.masked_fill(~seen[..., None], -torch.inf).exp()
+        else:
+            between = new - total.transpose(-1, -2)  # (batch, heads, Q, C)
+            self._decay = between.masked_fill(~seen, -torch.inf).exp()
+
+    def products(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """`(batch, heads, Q, C)`: dot products, as far as decay leaves them."""
+        if self._by_key:
+            return (left[:, :, :, None] * right[:, :, None] * self._decay).sum(dim=-1)
+        return (left @ right.transpose(-1, -2)) * self._decay
+
+
+def gated_delta_rule(
+    layer: StateLayer,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gated DeltaNet (Qwen3-Next) and Kimi Delta Attention, whose `g` is one of each key's dimension.
+
+    Args:
+        query, key: `(batch, Q, key_heads, key_dim)`.
+        value: `(batch, Q, heads, value_dim)`.
+        g: `(batch, Q, heads)` or `(batch, Q, heads, key_dim)`: logarithms of decays.
+        beta: `(batch, Q, heads)`.
+    """
+    dtype, groups = query.dtype, value.shape[2] // key.shape[2]
+    if groups > 1:
+        query, key = query.repeat_interleave(groups, dim=2), key.repeat_interleave(groups, dim=2)
+    query, key, value, beta, g = [tensor.transpose(1, 2).float() for tensor in (query, key, value, beta, g)]
+    if use_qk_l2norm_in_kernel:
+        query, key = [one * torch.rsqrt((one * one).sum(dim=-1, keepdim=True) + EPS) for one in (query, key)]
+    query = query * query.shape[-1] ** -0.5
+    g = g if g.ndim == 4 else g[..., None]
+    output = outer_products(layer, query, key, value, g, beta[..., None])
+    return output.transpose(1, 2).to(dtype).contiguous(), layer.recurrent_states[0]
+
+
+def state_space_duality(
+    layer: StateLayer,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int = 0,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mamba-2, without limits of the time step, as for one token.
+
+    Args:
+        hidden_states: `(batch, Q, heads, head_dim)`.
+        dt: `(batch, Q, heads)`.
+        A, D: `(heads,)`.
+        B, C: `(batch, Q, groups, state_size)`: keys and queries.
+    """
+    groups = hidden_states.shape[2] // B.shape[2]
+    steps = _time_steps(dt, dt_bias, dt_softplus)  # (batch, Q, heads)
+    states = hidden_states.float()
+    key, query = [one.float().repeat_interleave(groups, dim=2).transpose(1, 2) for one in (B, C)]
+    value = (states * steps[..., None]).transpose(1, 2)
+    log_decay = (steps * A.float()).transpose(1, 2)[..., None]
+    output = outer_products(layer, query, key, value, log_decay, None, key_first=False).transpose(1, 2)
+    if D is not None:
+        output = output + states * D.float()[:, None]
+    return output.to(hidden_states.dtype).contiguous(), layer.recurrent_states[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStates:
+    """The state after each of C columns, `(batch, C, ...)`."""
+
+    states: torch.Tensor
+
+    def state_after(self, state: torch.Tensor, kept: KeptColumns) -> torch.Tensor:
+        """The state after each row's kept columns."""
+        if kept.ends_chain is not None:
+            return self.states[:, kept.ends_chain].clone()
+        rows = torch.arange(len(state), device=state.device)
+        last = kept.last_index(state.device)
+        none = (last == 0).view(-1, *[1] * (state.ndim - 1))
+        return torch.where(none, state, self.states[rows, (last - 1).clamp(min=0)])
+
+
+def selective_scan(
+    layer: StateLayer,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mamba.
+
+    Args:
+        hidden_states, dt, z: `(batch, channels, Q)`.
+        A: `(channels, state_size)`.
+        B, C: `(batch, state_size, Q)`.
+        D, delta_bias: `(channels,)`.
+    """
+    columns, first = layer.columns, layer.state_of_call(3).float()
+    assert columns is not None
+    steps = _time_steps(dt.transpose(1, 2), delta_bias, delta_softplus)  # (batch, Q, channels)
+    decays = torch.exp(steps[..., None] * A.float())  # (batch, Q, channels, state_size)
+    states = hidden_states.transpose(1, 2).float()
+    inputs = (steps * states)[..., None] * B.transpose(1, 2).float()[:, :, None]
+
+    def extended(before: ColumnStates | None) -> ColumnStates:
+        old = [] if before is None else list(before.states.unbind(1))
+        found = old
+        for column, (decay, new) in enumerate(zip(decays.unbind(1), inputs.unbind(1), strict=True), len(old)):
+            parents = columns.parents[:, column]
+            if (parents == parents[0]).all():
+                parent = first if parents[0] < 0 else found[parents[0]]
+            else:
+                rows = enumerate(parents.tolist())
+                parent = torch.stack([(first if one < 0 else found[one])[row] for row, one in rows])
+            found.append(torch.addcmul(new, parent, decay))
+        return ColumnStates(torch.stack(found, dim=1))
+
+    after = layer.extend(extended).states[:, -steps.shape[1] :]
+    read = (after @ C.transpose(1, 2).float()[..., None]).squeeze(-1)  # (batch, Q, channels)
+    if D is not None:
+        read = read + states * D.float()
+    output = read.transpose(1, 2)
+    if z is not None:
+        output = output * functional.silu(z)
+    return output.to(hidden_states.dtype), first
+
+
+def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
+    """Steps of `(..., channels)`, rounded as transformers rounds them for one token."""
+    if bias is not None:
+        dt = dt + bias.to(dt.dtype)
+    return (functional.softplus(dt) if softplus else dt).float()
+
+
+def convolution(
+    layer: StateLayer,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """A causal convolution along each path.
+
+    Args:
+        hidden_states: `(batch, channels, size + C)`: the state and the columns, of which the last Q are returned.
+        weight: `(channels, width)`.
+    """
+    columns = layer.columns
+    assert columns is not None
+    num_queries, num_columns = columns.visible.shape[1:]
+    size, width = hidden_states.shape[-1] - num_columns, weight.shape[-1]
+    states = hidden_states.to(weight.dtype)
+    if columns.is_chain:
+        found = functional.conv1d(
+            states[..., -(num_queries + width - 1) :], weight[:, None], bias, groups=len(weight)
+        )  # (batch, channels, Q)
+    else:
+        places = columns.windows(size, states.device)[..., -width:]  # (batch, Q, width)
+        flat = places.flatten(1)[:, None].expand(-1, states.shape[1], -1)
+        windows = states.gather(2, flat).view(*states.shape[:2], *places.shape[1:])  # (batch, channels, Q, width)
+        found = torch.einsum("bcqw,cw->bcq", windows, weight)
+        found = found if bias is None else found + bias[:, None]
+    if activation is not None:
+        found = ACTIVATIONS[activation](found)
+    return found.to(hidden_states.dtype)
