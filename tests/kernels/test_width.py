@@ -1,5 +1,6 @@
 """In bf16 and fp16 a token's numbers are the same bits, whatever else its forward computes."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.width import reason_for_width
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT
+from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, padded
 from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed
 
 pytestmark = has_core
 HALVES = [torch.bfloat16, torch.float16]
-EXACT = ["llama_mha", "llama_mqa", "qwen2", "mistral_wide", "gemma3_wide"]  # heads as wide as those of published models
+EXACT = ["llama_mha", "llama_mqa", "qwen2", "mistral_wide", "gemma3_wide"]  # heads of 16 numbers, as the kernels take
+WIDENED = {"gpt2": "hidden_size", "bart": "d_model"}  # by what a family of narrower heads gets such
 OTHERS = {
     "gemma2": "'eager' attention",
     "qwen3_moe": "torch computes Qwen3MoeExperts",
@@ -84,12 +87,19 @@ def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -
     assert torch.equal(together()[1, place], alone()[0, 0])
 
 
+def model_of(family: str, dtype: torch.dtype) -> Any:
+    if family in EXACT:
+        return family_model(family, dtype)
+    options = dict(FAMILIES[family].options) | {WIDENED[family]: 64}
+    return hf_specdec.enable(build(dataclasses.replace(FAMILIES[family], options=options)).to(dtype))
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("family", [*EXACT, *WIDENED])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dtype, rows: int) -> None:
     """Random trees over whole models, alone and in batches padded on the left."""
-    model, inputs = family_model(family, dtype), padded(PROMPT, rows=rows)
+    model, inputs = model_of(family, dtype), padded(PROMPT, rows=rows)
     settings: dict[str, Any] = {
         "max_new_tokens": 20,
         "do_sample": False,
