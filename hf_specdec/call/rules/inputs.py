@@ -22,6 +22,8 @@ def attention_output(facts: Facts, request: Request) -> str | None:
         return "output_attentions shows other columns in transformers' assisted decoding"
     if facts.has_static_cache:
         return "output_attentions shows the free columns of a static cache"
+    if compat.sees_images(facts.model, facts.kwargs):
+        return "output_attentions shows layers that attend to an image's columns"
     return facts.found.attention_reason(facts.model, facts.encoder_kwargs)
 
 

@@ -24,7 +24,16 @@ from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, plain, run, speculative
+from tests.helpers.support import (
+    PROMPT,
+    assert_same_cache,
+    assert_same_run,
+    assert_same_tensors,
+    both,
+    plain,
+    run,
+    speculative,
+)
 
 Draft = Callable[[list[int]], dict[str, Any]]
 IMAGE = 7  # the token in whose place Mllama's image is named
@@ -145,6 +154,20 @@ def test_each_row_of_a_batch_sees_its_own(model: Any, family: str, method: str, 
     how["eos_token_id"] = [int(text[0, 4]), int(text[1, 8])]
     expected = plain(model, **how)
     assert speculative(model, **how, spec_method=method).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_attentions_of_the_text_are_plains(model: Any, family: str, rows: int) -> None:
+    """Mllama's are among those of layers that attend to an image: decoded plainly."""
+    model, ids = hf_specdec.enable(copy.deepcopy(model)), PROMPT.repeat(rows, 1)
+    model.set_attn_implementation("eager")
+    asked = seen(model, rows) | {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    asked["output_attentions"] = True
+    expected = plain(model, **{"input_ids": ids} | asked)
+    ours = model.generate(**{"input_ids": ids} | asked, spec_method="auto")
+    assert_same_tensors(ours.attentions, expected.attentions)
+    assert ("image" in (ours.spec_stats.plain_reason or "")) == (family == "mllama")
 
 
 @pytest.mark.parametrize("family", MODELS)
