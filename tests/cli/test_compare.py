@@ -16,6 +16,7 @@ from hf_specdec.tools.bench import model_run
 from hf_specdec.tools.cli import compare, report
 from hf_specdec.tools.cli.compare import ASSISTED, PLAIN, TRANSFORMERS
 from tests.cli.conftest import Run
+from tests.kernels.layer_cases import has_core
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
 COMPARE = ("generate", PROMPT, "--compare", "--max-new-tokens", "16", "--rounds", "2")
@@ -35,6 +36,17 @@ def test_all_three_are_measured_and_ours_is_equal(run: Run) -> None:
     assert found[TRANSFORMERS]["ratio_to_transformers"] == 1.0
     assert found[PLAIN]["drafted"] == found[PLAIN]["accepted"] == 0
     assert all(0 <= row["accepted"] <= row["drafted"] for row in found.values())
+
+
+@has_core
+def test_plain_generate_has_the_kernels_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then texts of several prompts are equal in bf16 too."""
+    enabled: list[Any] = []
+    original = hf_specdec.enable
+    monkeypatch.setattr(hf_specdec, "enable", lambda model, **kw: enabled.append(kw) or original(model, **kw))
+    found = rows(run, "--dtype", "bf16", "--plain-kernels", "--max-new-tokens", "48")
+    assert found["auto"]["equal_to_plain"]
+    assert {"plain_kernels": True} in enabled
 
 
 @pytest.mark.wide

@@ -55,7 +55,7 @@ def test_a_file_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, conte
     out.write_bytes(content)
     prompts.write_text('"a"\n')
     with pytest.raises(ConfigError, match="new file, or one of the same job"):
-        ManyOptions(prompts, out).check(prompt=None, compare=False)
+        ManyOptions(prompts, out).check(prompt=None, compare=False, chat=False)
     with pytest.raises(ConfigError), job(out).held() as file:
         file.recover()
     assert out.read_bytes() == content

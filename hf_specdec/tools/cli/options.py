@@ -138,6 +138,14 @@ class LoadOptions:
     device_map: DeviceMap = None
     max_memory: MaxMemory = None
     offload_folder: OffloadFolder = None
+    plain_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--plain-kernels",
+            help="Without speculation, too, compute by this package's CPU kernels: in bf16 and fp16 both texts are the "
+            "same then.",
+        ),
+    ] = False
 
     def load(
         self,
@@ -170,6 +178,7 @@ class LoadOptions:
             raise ConfigError(
                 "--attn-implementation", rule, attention, "Use sdpa or eager, or leave it out."
             ) from error
+        hf_specdec.enable(model, plain_kernels=self.plain_kernels)
         return Loaded(model, load_tokenizer(folder), where)
 
 
