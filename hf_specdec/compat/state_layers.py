@@ -42,6 +42,11 @@ def has_states_alone(model: PreTrainedModel) -> bool:
     return is_alone and bool(known_state_layers(model))
 
 
+def forgets_states(model: PreTrainedModel) -> bool:
+    """True if the model's own forward of several tokens begins without the cached states, as Jamba's and Mamba's do."""
+    return any(MAMBA in _names(type(layer).forward) for layer in known_state_layers(model))
+
+
 def _is_known(module: torch.nn.Module) -> bool:
     """True if several tokens of a layer are computed by functions of its file that have a replacement."""
     names = _names(type(module).forward)

@@ -15,6 +15,7 @@ from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.common.files import lone_surrogate, read_text
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
+from hf_specdec.compat.state_layers import forgets_states
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.tools.cli import options
@@ -218,8 +219,9 @@ class _Chat:
         self._cache, text = output[CACHE], output.sequences[0].tolist()
         length = self._cache.get_seq_length()
         self._cached = text[:length]
+        is_left = length < len(text)  # the last token of the text, which is never read
         tier = state_of(self.model).findings.of(self.model).capability.tier
-        if length >= len(text) or tier == "plain":  # the last token of the text is never read
+        if not is_left or tier == "plain" or forgets_states(self.model):
             self._forget_cache()
 
     def _keep_beginning_of(self, token_ids: list[int]) -> None:
