@@ -145,6 +145,15 @@ def test_graphs_go_with_the_forwards_that_they_were_made_for() -> None:
     assert sum(code() is not None for code in codes) <= 2  # torch holds on to the last ones
 
 
+def test_a_step_that_keeps_its_guards_is_asked_for_others_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(compat, "without_guards", lambda *arguments: asked.append(arguments))
+    steps, inputs = CheckedSteps(), {"columns": torch.ones(1, 2)}
+    for _ in range(3):
+        steps.run(lambda columns: (None, columns), (1, 2), inputs, {})
+    assert len(asked) == 2, "before it has run, and after"
+
+
 def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
     def likeness(value: Any) -> Any:
         objects: list[int] = []
