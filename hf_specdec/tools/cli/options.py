@@ -34,7 +34,7 @@ DraftModelPath = Annotated[
         "--draft-model",
         "--assistant-model",
         "--head",
-        help="Folder or hub name of a smaller model, or of a draft head. A model may have a tokenizer of "
+        help="Folder or hub name of a smaller model or a draft head, or smollm2-head. A model may have a tokenizer of "
         "its own. Default: the embedded draft or head, for the embedded target.",
     ),
 ]
