@@ -173,7 +173,7 @@ class SpecCache(Cache):
         if self._written:
             self.lengths = self._written[0].lengths
         else:
-            self.lengths = next(((layer.num_read,) * layer.num_rows for layer in self.states), ())
+            self.lengths = next((layer.num_read for layer in self.states), ())
         dtypes = {layer.keys.dtype for layer in self._written}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else None
 

@@ -85,12 +85,14 @@ class KeptColumns(_Sent):
 
     Attributes:
         last: `(batch,)`: the last of them; -1 where there is none.
+        counts (`list[int]`): how many they are.
         ends_chain (`int | None`): the last one of a chain, where it is the same in all rows.
     """
 
     def __init__(self, columns: Columns, on_path: Array, last: Array) -> None:
         super().__init__()
         self.columns, self._on_path, self.last = columns, on_path, last
+        self.counts: list[int] = on_path.sum(axis=1).tolist()
         same = columns.is_chain and last.min() == last.max() >= 0
         self.ends_chain = int(last[0]) if same else None
 
@@ -119,7 +121,7 @@ class StateLayer(LinearAttentionLayer):
 
     Attributes:
         columns (`Columns | None`): those of the present forward, where it is recorded.
-        num_read (`int`): tokens that unrecorded forwards have read.
+        num_read (`tuple[int, ...]`): tokens that each row's states have read in this call.
     """
 
     is_compileable = False  # a recorded forward assigns its states
@@ -127,7 +129,7 @@ class StateLayer(LinearAttentionLayer):
     def __init__(self, number_of_states: int = 1) -> None:
         super().__init__(number_of_states)
         self.columns: Columns | None = None
-        self.num_read = 0
+        self.num_read: tuple[int, ...] = ()
         self.convolution = 0  # the state that the present convolution continues
         self._new: dict[int, torch.Tensor] = {}  # convolution inputs since the last commit, (batch, channels, C)
         self._records: list[Record] = []
@@ -144,11 +146,6 @@ class StateLayer(LinearAttentionLayer):
         """Let a layer of transformers have copies of the states."""
         _copy_states(self, layer)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the batch; 0 before the first forward."""
-        return next((len(state) for state in self.conv_states.values() if state is not None), 0)
-
     def record(self, columns: Columns) -> None:
         """Record the next forward, of these columns."""
         self.columns, self._calls = columns, 0
@@ -156,7 +153,9 @@ class StateLayer(LinearAttentionLayer):
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
         """The state's columns and those written since the last commit, `(batch, channels, size + C)`."""
         if self.columns is None:
-            self.num_read += conv_states.shape[-1] if state_idx == 0 else 0
+            if state_idx == 0:
+                read = self.num_read or (0,) * len(conv_states)
+                self.num_read = tuple([length + conv_states.shape[-1] for length in read])
             full: torch.Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
             return full
         new = self._new.get(state_idx)
@@ -192,6 +191,7 @@ class StateLayer(LinearAttentionLayer):
 
     def commit(self, kept: KeptColumns) -> None:
         """Make the states those after the kept columns."""
+        self.num_read = tuple([length + count for length, count in zip(self.num_read, kept.counts, strict=True)])
         for index, new in self._new.items():
             state = self.conv_states[index]
             assert state is not None
@@ -221,6 +221,7 @@ class StateLayer(LinearAttentionLayer):
 
     def select_states(self, rows: torch.Tensor) -> None:
         """Keep only the rows with these indices, in this order."""
+        self.num_read = tuple([self.num_read[row] for row in rows.tolist()])
         for states in (self.conv_states, self.recurrent_states):
             for index, state in states.items():
                 if state is not None:
@@ -228,11 +229,12 @@ class StateLayer(LinearAttentionLayer):
 
     def admit_states(self, other: "StateLayer", row: int | None) -> None:
         """Take over the one row of `other`, in the place of row `row`, or after the last row."""
+        at = len(self.num_read) if row is None else row
+        self.num_read = (*self.num_read[:at], *other.num_read, *self.num_read[at + 1 :])
         for own, new in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
             for index, state in own.items():
                 if state is not None:
-                    after = () if row is None else (state[row + 1 :],)
-                    own[index] = torch.cat([state[:row], new[index], *after])
+                    own[index] = torch.cat([state[:at], new[index], state[at + 1 :]])
 
 
 class StateAttentionLayer(StateLayer, SpecLayer):

@@ -12,7 +12,11 @@ Names                              Why
                                    the tokens that end and pad a text, as `generate` has settled them
 """
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -31,6 +35,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_specdec.compat.caches import CACHE, CACHE_NAMES, DummyLayer
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
+
+# What `_prepares_alike` allows for: names that a class reads, and arguments that it sets.
+PASSED_ON = {"super", "prepare_inputs_for_generation", "config", "num_logits_to_keep"}
+SET_ALIKE = {"logits_to_keep", "attention_mask"}
 
 
 @dataclass
@@ -96,11 +104,22 @@ def pad_token_id(generation_config: GenerationConfig) -> int:
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:
     """Returns whether the model's class prepares its inputs itself, so that each forward has to ask it."""
+    prepare = type(model).prepare_inputs_for_generation
     return (
-        type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+        not (prepare is GenerationMixin.prepare_inputs_for_generation or _prepares_alike(prepare))
         or "prepare_inputs_for_generation" in vars(model)
         or model.is_remote_code()
     )
+
+
+@functools.cache
+def _prepares_alike(prepare: Callable[..., Any]) -> bool:
+    """True if a class of transformers asks its base, and sets what is the same in each forward after the prompt's."""
+    function = inspect.unwrap(prepare)
+    if not isinstance(function, FunctionType) or not function.__module__.startswith("transformers."):
+        return False
+    constants = {value for value in function.__code__.co_consts if isinstance(value, str)} - {function.__doc__}
+    return set(function.__code__.co_names) <= PASSED_ON and bool(constants) and constants <= SET_ALIKE
 
 
 def prefill(

@@ -1,6 +1,7 @@
 """Recorded forwards of layers with states: each node of a tree as its path alone, each commit as plain decoding."""
 
 import copy
+import itertools
 import pickle
 import threading
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+import hf_specdec
 from hf_specdec.cache.contents import contents
 from hf_specdec.cache.state_layer import Columns
 from hf_specdec.common.tree import DraftTree, TreeBuilder
@@ -16,6 +18,9 @@ from hf_specdec.compat import state_layers
 from hf_specdec.forward.capabilities.reference import arguments, reference
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.target.tree_layout import TreeLayout
+from tests.helpers.drafts import RandomTreeDrafter
+from tests.helpers.support import plain
 from tests.helpers.zoo_wide import build, shrunk
 
 FAMILIES = "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lara_mini lfm2 mamba".split()
@@ -79,8 +84,6 @@ def test_nodes_of_trees_follow_from_their_parents(name: str) -> None:
             path = path_to(node)
             wanted = plainly(model, prompt, [TOKENS[one] for one in path]).logits[0, -1]
             torch.testing.assert_close(found[node], wanted, atol=2e-4 * float(wanted.abs().max()), rtol=0)
-    if target.lockstep:
-        return
     paths = [path_to(7), path_to(4)]
     target.commit(paths)
     for text, path in zip(target.texts, paths, strict=True):
@@ -106,6 +109,41 @@ def test_states_are_picked_by_the_path_that_is_kept(name: str, node: int) -> Non
     target.close()
     expected = plainly(model, PROMPTS[0], [TOKENS[one] for one in path_to(node)])
     assert_equal_states(target.cache.handed_out, expected.cache)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["falcon_h1", "jamba", "mamba2", "nemotron_h", "qwen3_next", "zamba2"])
+def test_no_token_is_computed_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a batch and prompts of a job that accept different numbers of tokens, none of which is left to be fed."""
+    model = hf_specdec.enable(model_of(name))
+    call: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+    ids, mask = PROMPTS.repeat(1, 2), torch.ones(2, 14, dtype=torch.long)
+    ids[1, :4], mask[1, :4] = 0, 0
+    expected = plain(model, ids, attention_mask=mask, **call).tolist()
+    fed: list[int] = []
+
+    def watch(self: TreeLayout, pending: Any) -> None:
+        fed.append(len(pending))
+        begin(self, pending)
+
+    begin = TreeLayout.__init__
+    monkeypatch.setattr(TreeLayout, "__init__", watch)
+    texts = itertools.cycle(expected)
+    output = model.generate(
+        ids,
+        attention_mask=mask,
+        **call,
+        spec_method=lambda: RandomTreeDrafter(next(texts)),
+        return_dict_in_generate=True,
+    )
+    assert output.sequences.tolist() == expected
+    assert output.spec_stats.num_accepted_tokens > 0
+    prompts = [[5, 8, 2, 14, 5, 8, 2], [9, 4, 17, 6, 3, 9, 4, 17], [3, 3, 3]]
+    alone = [plain(model, torch.tensor([prompt]), **call)[0, len(prompt) :].tolist() for prompt in prompts]
+    results = sorted(hf_specdec.generate_many(model, prompts, **call, max_batch_size=2), key=lambda one: one.index)
+    assert [result.token_ids for result in results] == alone
+    assert results[0].stats.plan.shares_batch
+    assert len(fed) > 20 and not any(fed)
 
 
 @pytest.mark.filterwarnings("ignore")
