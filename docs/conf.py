@@ -1,7 +1,9 @@
 """Sphinx configuration of the site: `make docs` builds it into docs/_build/html, with warnings as errors."""
 
+import json
 import re
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Any
 
 project = "hf_specdec"
@@ -40,6 +42,17 @@ html_css_files = ["site.css"]
 html_theme_options = {"source_edit_link": "", "top_of_page_buttons": []}
 copybutton_prompt_text = r"^\$ "
 
+# Former pages and where their text is now, by docname; the place within the page follows #.
+REDIRECTS: dict[str, str] = json.loads((Path(__file__).parent / "redirects.json").read_text(encoding="utf-8"))
+REDIRECT = """<!doctype html>
+<meta charset="utf-8">
+<title>Moved</title>
+<meta name="robots" content="noindex">
+<noscript><meta http-equiv="refresh" content="0; url={target}"></noscript>
+<script>location.replace(location.hash ? "{page}" + location.hash : "{target}")</script>
+<a href="{target}">This page has moved.</a>
+"""
+
 FENCE = re.compile(r"^( *)```(\w*) *$")
 
 
@@ -65,7 +78,20 @@ def links_outside(app: Any, name: str, source: list[str]) -> None:
     source[0] = source[0].replace("](../../hf_specdec/", "](path:../../hf_specdec/")
 
 
+def write_redirects(app: Any, exception: Exception | None) -> None:
+    """Write an HTML page for each former page that leads to the new one and keeps the place within it."""
+    if exception or app.builder.format != "html":
+        return
+    for old, new in REDIRECTS.items():
+        file = Path(app.outdir) / f"{old}.html"
+        page, _, place = new.partition("#")
+        page = f"{'../' * old.count('/')}{page}.html"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(REDIRECT.format(page=page, target=f"{page}#{place}" if place else page), encoding="utf-8")
+
+
 def setup(app: Any) -> None:
-    """Register the conversions of docstrings and of links."""
+    """Register the conversions of docstrings and of links, and the redirects."""
     app.connect("autodoc-process-docstring", markdown_fences, priority=400)
     app.connect("source-read", links_outside)
+    app.connect("build-finished", write_redirects)

@@ -43,6 +43,8 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     for page in (tmp_path / "html").rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
         assert not loaded, f"{page.name} loads {loaded} from a network"
+    for former in json.loads((DOCS / "redirects.json").read_text(encoding="utf-8")):
+        assert "This page has moved." in (tmp_path / "html" / f"{former}.html").read_text(encoding="utf-8")
     assert dead_links(tmp_path / "html") == []
     reference = (tmp_path / "html" / "reference" / "api.html").read_text(encoding="utf-8")
     for name in ("AutoModelForCausalLM.from_pretrained", "AutoDraftHead.from_pretrained", "SpecMemory.load"):
@@ -63,6 +65,14 @@ def dead_links(site: Path) -> list[str]:
             if not is_there:
                 found.append(f"{page.relative_to(site)}: {link}")
     return found
+
+
+def test_former_pages_lead_to_pages_that_are_there() -> None:
+    redirects = json.loads((DOCS / "redirects.json").read_text(encoding="utf-8"))
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
+    assert redirects
+    assert set(redirects) & pages == set()
+    assert {new.partition("#")[0] for new in redirects.values()} <= pages
 
 
 MODULES = (hf_specdec, hf_specdec.tools.bench, hf_specdec.tools.train)
