@@ -18,12 +18,11 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 
 # Markdown pages: tables, links to headings, and notebooks as they were saved (the tests run them).
 myst_enable_extensions = ["deflist", "dollarmath"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_render_markdown_format = "gfm"  # outputs that are Markdown may hold tables
 suppress_warnings = ["myst.xref_missing_download"]
@@ -42,14 +41,18 @@ html_css_files = ["site.css"]
 html_theme_options = {"source_edit_link": "", "top_of_page_buttons": []}
 copybutton_prompt_text = r"^\$ "
 
-# Former pages and where their text is now, by docname; the place within the page follows #.
+# Former pages, and headings of them that have another name now (page#heading), and where their text is.
 REDIRECTS: dict[str, str] = json.loads((Path(__file__).parent / "redirects.json").read_text(encoding="utf-8"))
+exclude_patterns = ["_build", *(f"{former}.md" for former in REDIRECTS)]
 REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <title>Moved</title>
 <meta name="robots" content="noindex">
 <noscript><meta http-equiv="refresh" content="0; url={target}"></noscript>
-<script>location.replace(location.hash ? "{page}" + location.hash : "{target}")</script>
+<script>
+const moved = {places}
+location.replace(location.hash ? moved[location.hash] || "{page}" + location.hash : "{target}")
+</script>
 <a href="{target}">This page has moved.</a>
 """
 
@@ -78,16 +81,27 @@ def links_outside(app: Any, name: str, source: list[str]) -> None:
     source[0] = source[0].replace("](../../hf_specdec/", "](path:../../hf_specdec/")
 
 
+def url_from(former: str, name: str) -> str:
+    """Relative URL of what a former page, or one of its headings, has become; empty for another page's."""
+    if name.partition("#")[0] != former:
+        return ""
+    page, _, place = REDIRECTS[name].partition("#")
+    return f"{'../' * former.count('/')}{page}.html" + (f"#{place}" if place else "")
+
+
 def write_redirects(app: Any, exception: Exception | None) -> None:
     """Write an HTML page for each former page that leads to the new one and keeps the place within it."""
     if exception or app.builder.format != "html":
         return
-    for old, new in REDIRECTS.items():
-        file = Path(app.outdir) / f"{old}.html"
-        page, _, place = new.partition("#")
-        page = f"{'../' * old.count('/')}{page}.html"
+    for former in (name for name in REDIRECTS if "#" not in name):
+        file = Path(app.outdir) / f"{former}.html"
+        places = {
+            name.removeprefix(former): url for name in REDIRECTS if (url := url_from(former, name)) and "#" in name
+        }
+        target = url_from(former, former)
+        page = target.partition("#")[0]
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(REDIRECT.format(page=page, target=f"{page}#{place}" if place else page), encoding="utf-8")
+        file.write_text(REDIRECT.format(page=page, target=target, places=json.dumps(places)), encoding="utf-8")
 
 
 def setup(app: Any) -> None:

@@ -49,8 +49,9 @@ HEAD = """# Attention
 <!-- Written by `python -m tests.kernels.findings`; a test compares it with what the models do. -->
 
 What values of `attn_implementation` do with the model classes that people use most and one for each kind of attention
-([guide](../guides/attention.md)). Each was tried on tiny random models in fp32, with greedy text of one prompt and of
-three prompts padded on the left. Drafts are random trees, and trees that hold the right tokens among wrong ones. The
+([guide](../guides/shapes-and-kernels.md#attention)). Each was tried on tiny random models in fp32,
+with greedy text of one prompt and of three prompts padded on the left.
+Drafts are random trees, and trees that hold the right tokens among wrong ones. The
 text is compared with plain `generate`, and that with plain `generate` under the attention that the class is loaded
 with.
 

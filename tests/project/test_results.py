@@ -35,9 +35,3 @@ def test_the_picture_of_readme_shows_the_figures_of_its_document() -> None:
     for name in script["ROWS"]:
         for speed in panel.rows[name]["speed"].values():
             assert f">{speed['median']:.2f}<" in picture
-
-
-def test_readme_and_site_share_picture_and_table() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    for name in ("speed", "methods"):
-        assert f":start-after: <!-- {name} -->\n:end-before: <!-- end of {name} -->" in index

@@ -3,7 +3,7 @@
 Every family normalises the next token's embedding and the state before it apart, and projects the two, the embedding
 first. They differ in the names of the weights, in the block, and in what follows it.
 
-Sources: the reference code of the families and its ports in vLLM and SGLang; `docs/guides/mtp.md` names them.
+Sources: the reference code of the families and its ports in vLLM and SGLang; `docs/guides/draft-model.md` names them.
 """
 
 import dataclasses
