@@ -19,7 +19,7 @@ from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.measure import measured_call
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings, Visit
 from hf_specdec.tools.bench.prompts import Prompt
-from hf_specdec.tools.bench.rows import REFERENCE, Row
+from hf_specdec.tools.bench.rows import OWN_PLAIN, REFERENCE, Row
 from hf_specdec.tools.bench.statistics import summarize
 
 WARM_UP_TOKENS = 8
@@ -88,12 +88,13 @@ class ModelRun:
         inputs = self._inputs(visit)
         start = first % len(self.rows)
         found = {row.name: self._call(visit, row, inputs) for row in self.rows[start:] + self.rows[:start]}
-        expected = found[REFERENCE]["token_ids"]
+        expected, plain = found[REFERENCE]["token_ids"], found.get(OWN_PLAIN, {}).get("token_ids")
         for row in self.rows:
             record = found[row.name]
             token_ids = record.pop("token_ids")
             record["num_tokens"] = len(token_ids)
             record["equal"] = token_ids == expected
+            record["equal_to_plain"] = None if plain is None else token_ids == plain
             record["first_difference"] = _first_difference(token_ids, expected)
             if row.name == REFERENCE:
                 record["token_ids"] = token_ids

@@ -52,6 +52,7 @@ from hf_specdec.tools.bench.naming import (
 from hf_specdec.tools.command_errors import within
 
 REFERENCE = "generate"
+OWN_PLAIN = "plain"  # this package's loop without drafts, whose kernels the other rows have
 DEFAULT = "default"
 LOOKUP, ASSISTANT = "transformers:prompt_lookup", "transformers:assistant"
 LOOKUP_NUM_TOKENS = 10

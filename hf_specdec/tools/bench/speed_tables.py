@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hf_specdec.tools.bench.document import Document
-from hf_specdec.tools.bench.rows import REFERENCE
+from hf_specdec.tools.bench.rows import OWN_PLAIN, REFERENCE
 from hf_specdec.tools.bench.speeds import NOT_EQUAL, Panel, flagged, mode_titles, panels
 from hf_specdec.tools.bench.statistics import OVERALL
 from hf_specdec.tools.bench.table import Table
@@ -48,7 +48,13 @@ def _speed_table(document: Document, panel: Panel) -> Table:
         equality = "-" if share is None else f"{share:.2f}" + (f" {NOT_EQUAL}" if name in broken else "")
         interval = None if name == REFERENCE else row["speed"].get(OVERALL)
         cells.append([name, *(_times(row["speed"].get(task)) for task in tasks), _interval(interval), equality])
-    return Table(panel.title, ["", *tasks, "95 %", "equal"], cells)
+    headers = ["", *tasks, "95 %", "equal"]
+    shares = [row.get("share_equal_to_plain") for row in panel.rows.values()]
+    if any(share is not None for share in shares):
+        headers.append(f"equal to {OWN_PLAIN}")
+        for cell, share in zip(cells, shares, strict=True):
+            cell.append("-" if share is None or cell[0] == OWN_PLAIN else f"{share:.2f}")
+    return Table(panel.title, headers, cells)
 
 
 def _against_table(panel: Panel, bases: list[str]) -> Table:

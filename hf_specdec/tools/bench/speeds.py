@@ -138,9 +138,8 @@ def speed_notes(document: Document) -> list[str]:
         f"Peak memory: {peak_memory}{', all models loaded' if several else ''}.",
     ]
     lines += [
-        f"In {dtype} a forward of several tokens, and on CPUs this package's kernels, round differently from plain "
-        f"{REFERENCE!r}, so the other of two nearly equal tokens may be chosen, and the text differs from there on. In "
-        "fp32 the texts are equal."
+        f"In {dtype} torch's kernels, which {REFERENCE!r} has, round otherwise than this package's, so the other of "
+        "two nearly equal tokens may be chosen, and the text differs from there on. In fp32 the texts are equal."
         for dtype in sorted({entry["dtype"] for entry in document["models"]}.difference(EXACT_DTYPES))
     ]
     for entry in document["models"]:

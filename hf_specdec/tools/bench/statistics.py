@@ -112,7 +112,8 @@ def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], 
         "nodes_per_step": _by_task(own_watched, _drafted_per_step),
         "draft_share": _sum(drafting, "draft_seconds") / _sum(drafting, "seconds") if drafting else None,
         "peak_memory_bytes": max(_known(own_watched, "peak_memory_bytes"), default=None),
-        "share_equal": _share_equal([*own, *own_watched]),
+        "share_equal": _share_equal([*own, *own_watched], "equal"),
+        "share_equal_to_plain": _share_equal([*own, *own_watched], "equal_to_plain"),
         "reliability": reliability(point for record in own for point in record.get("reliability", ())),
         "plain_reasons": sorted(set(filter(None, _known(own, "plain_reason")))),
     }
@@ -166,12 +167,13 @@ def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: 
     return {task: median_with_interval(ratios) for task, ratios in groups.items()}
 
 
-def _share_equal(seen: Sequence[Record]) -> float | None:
-    """Share of prompts on which every call gave the reference's tokens."""
+def _share_equal(seen: Sequence[Record], field: str) -> float | None:
+    """Share of prompts on which every call gave the tokens of another row; `None` where that was not measured."""
     prompts: dict[tuple[str, int], bool] = {}
     for record in seen:
-        key = (record["prompt"], record["turn"])
-        prompts[key] = prompts.get(key, True) and record["equal"]
+        if (equal := record.get(field)) is not None:
+            key = (record["prompt"], record["turn"])
+            prompts[key] = prompts.get(key, True) and equal
     return sum(prompts.values()) / len(prompts) if prompts else None
 
 
