@@ -77,5 +77,5 @@ def test_a_file_may_have_the_longest_name_that_there_is(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", [np.array(["target"]), np.array([1, 2]), ["target"], None], ids=str)
 def test_what_is_no_name_of_an_embedded_model_is_named(name: Any) -> None:
-    with pytest.raises(ConfigError, match="`name` must be one of 'draft', 'head', 'target', but is "):
+    with pytest.raises(ConfigError, match="`name` must be one of 'draft', 'head', 'smollm2-head', 'target', but is "):
         hf_specdec.embedded.path(name)

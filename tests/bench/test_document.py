@@ -44,11 +44,12 @@ SUMMARY = {
     "draft_share",
     "peak_memory_bytes",
     "share_equal",
+    "share_equal_to_plain",
     "plain_reasons",
 }
 VISIT = {"mode", "round", "prompt", "task", "turn", "row"}
 WATCHED = {"blocks", "drafted", "num_draft_tokens", "first_token_seconds"}
-COUNTED = {"num_tokens", "equal", "first_difference"}
+COUNTED = {"num_tokens", "equal", "equal_to_plain", "first_difference"}
 
 
 def test_the_document_has_the_shape_it_promises(measured: dict[str, Any], entry: dict[str, Any]) -> None:
@@ -150,14 +151,17 @@ def test_tables_hold_every_row_and_task(measured: dict[str, Any]) -> None:
 
 def test_an_unequal_row_is_said_in_the_table_and_below_it(document: dict[str, Any]) -> None:
     document["models"][0]["summary"]["greedy"]["plain"]["share_equal"] = 0.5
-    assert [row[-1] for row in tables(document)[0].rows] == ["-", "1.00", f"0.50 {NOT_EQUAL}", "1.00"]
+    first = tables(document)[0]
+    assert first.headings[-2:] == ["equal", "equal to plain"]
+    assert [row[-2] for row in first.rows] == ["-", "1.00", f"0.50 {NOT_EQUAL}", "1.00"]
+    assert [row[-1] for row in first.rows] == ["1.00", "1.00", "-", "1.00"]
     assert any(line.startswith(f"{NOT_EQUAL}: plain (greedy)") and "50%" in line for line in notes(document))
 
 
 def test_half_precision_says_why_texts_may_differ(document: dict[str, Any]) -> None:
-    assert not any("round differently" in line for line in notes(document))
+    assert not any("round otherwise" in line for line in notes(document))
     document["models"][0]["dtype"] = "bfloat16"
-    assert [line for line in notes(document) if line.startswith("In bfloat16 ") and "round differently" in line]
+    assert [line for line in notes(document) if line.startswith("In bfloat16 ") and "round otherwise" in line]
 
 
 def test_what_is_missing_is_said(document: dict[str, Any]) -> None:

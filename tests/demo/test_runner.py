@@ -216,7 +216,7 @@ def test_every_method_of_the_page_runs(racer: Racer) -> None:
 
 
 def test_what_a_model_cannot_do_does_not_race(tokenizer: Any) -> None:
-    family = FAMILIES["lfm2"]
+    family = FAMILIES["gpt_neo"]
     model = build(dataclasses.replace(family, options={**family.options, "vocab_size": len(tokenizer)}))
     racer = Racer(hf_specdec.enable(model), tokenizer, limits=LIMITS)
     racer.warm_up()

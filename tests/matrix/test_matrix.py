@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "random_trees": DRAFTS["random_trees"],
 }
 TREES_ONLY = ("lookahead",)
-WITH_STATES = ("lfm2", "qwen3_next")  # besides keys and values
+WITH_STATES = ("lfm2", "minimax", "qwen3_next")  # besides keys and values
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
