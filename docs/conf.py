@@ -43,7 +43,7 @@ copybutton_prompt_text = r"^\$ "
 
 # Former pages, and headings of them that have another name now (page#heading), and where their text is.
 REDIRECTS: dict[str, str] = json.loads((Path(__file__).parent / "redirects.json").read_text(encoding="utf-8"))
-exclude_patterns = ["_build", *(f"{former}.md" for former in REDIRECTS)]
+exclude_patterns = ["_build"]
 REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <title>Moved</title>

@@ -17,7 +17,7 @@ from hf_specdec.tools.bench.tables import facts
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent / "images" / "auto-by-task.svg"
 ROWS = {"auto": ("auto", "#4c8bf5"), "transformers:prompt_lookup": ("transformers' prompt lookup", "#c8ccd2")}
-SHOWN = "cpu-avx2-auto"
+SHOWN = "smollm2-cpu-avx512"
 
 
 def main() -> None:

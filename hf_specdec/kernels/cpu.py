@@ -40,9 +40,13 @@ def why_unused() -> str | None:
 
 def is_usual() -> bool:
     """Returns whether nothing is on that changes or watches what torch computes."""
-    return not (
-        torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cpu")
+    return not torch.is_grad_enabled() and not is_watched()
+
+
+def is_watched() -> bool:
+    """Returns whether a setting or a mode of torch, besides gradients, keeps the core from computing."""
+    return (
+        torch.is_autocast_enabled("cpu")
         or torch.are_deterministic_algorithms_enabled()
         or torch.compiler.is_compiling()
         or is_dispatch_traced()

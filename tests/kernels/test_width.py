@@ -1,5 +1,6 @@
 """In bf16 and fp16 a token's numbers are the same bits, whatever else its forward computes."""
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_a_plan_says_why_roundings_may_differ(family: str) -> None:
         PROMPT, max_new_tokens=4, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
     )
     assert output.spec_stats.plan.rounding_reason.startswith(OTHERS[family])
+
+
+@pytest.mark.parametrize("what", ["autocast", "deterministic", "attentions"])
+def test_a_call_that_leaves_all_to_torch_says_so(what: str) -> None:
+    """Whatever an earlier call found."""
+    model = family_model("qwen2", torch.bfloat16)
+    settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    usual = model.generate(PROMPT, spec_method="prompt_lookup", **settings).spec_stats.plan
+    with contextlib.ExitStack() as stack:
+        if what == "autocast":
+            stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+        elif what == "deterministic":
+            torch.use_deterministic_algorithms(True)
+            stack.callback(torch.use_deterministic_algorithms, False)
+        else:
+            settings["output_attentions"] = True
+        plan = model.generate(PROMPT, spec_method="prompt_lookup", **settings).spec_stats.plan
+    assert usual.rounding_reason is None
+    assert plan.rounding_reason is not None
 
 
 def test_fp32_and_other_devices_have_their_reasons() -> None:

@@ -19,6 +19,7 @@ from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.forward.capabilities.reference import module_tensors
+from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import Attended, counted
 from hf_specdec.kernels.width import reason_for_width
 
@@ -54,6 +55,8 @@ class Found:
         """Reason why a token's logits may depend on the others of its forward, by their rounding; `None` where they do
         not: the core computes every sum in one order, and the probe found no other bit.
         """
+        if cpu.is_watched():
+            return "a setting or mode of torch leaves all to its kernels, which are chosen by the number of tokens"
         threads = torch.get_num_threads()
         if threads not in self._rounding_reasons:
             self._rounding_reasons[threads] = reason_for_width(model) or self._reason_of_trial()
@@ -62,9 +65,10 @@ class Found:
     def _reason_of_trial(self) -> str | None:
         """Reason that the probe's forwards have shown, or `None`."""
         attended = self._attended or Attended()
-        if not attended.by_core or attended.by_torch:
-            name = ", ".join(sorted(attended.by_torch)) or "the attention"
-            return f"torch computes {name}, and rounds by the number of tokens"
+        if attended.by_torch:
+            return f"torch computes {', '.join(sorted(attended.by_torch))}, and rounds by the number of tokens"
+        if not attended.by_core:
+            return "the core has computed no attention when the model was tried"
         if self.capability.error != 0.0:
             return "a trial forward of several tokens rounded otherwise than forwards of one"
         return None
