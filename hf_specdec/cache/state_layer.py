@@ -110,7 +110,7 @@ class KeptColumns(_Sent):
 
 
 class Record(Protocol):
-    """What a recurrence leaves of each column."""
+    """The parts of the states after each column, as a recurrence leaves them."""
 
     def state_after(self, state: torch.Tensor, kept: KeptColumns) -> torch.Tensor:
         """The state after each row's kept columns, from the one before them."""

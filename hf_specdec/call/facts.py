@@ -99,7 +99,7 @@ class Facts:
 
     @property
     def shows_attentions(self) -> bool:
-        """Whether the call returns attention weights."""
+        """True if the call returns attention weights."""
         return self._call is not None and bool(self.call.generation_config.output_attentions)
 
     @property

@@ -179,12 +179,12 @@ def reason_against_head(call: Call, head: DraftHead) -> str | None:
 
 
 def _settings(call: Call, model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of `compile_settings`, for one model of the call; a forward that the caller has compiled is left as it is."""
+    """Settings as of `compile_settings` for one model; `None` where the caller has compiled its forward."""
     if compat.is_compiled(model):
         return None
     return compat.compile_settings(model, call.generation_config, model_kwargs)
 
 
 def _is_undisturbed(call: Call, network: torch.nn.Module) -> bool:
-    """Of `FixedShapes`, for forwards of `network`."""
+    """True if nothing of the user's sees or replaces forwards of `network`."""
     return call.is_undisturbed and is_library_code(network)

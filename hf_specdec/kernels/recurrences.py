@@ -67,7 +67,7 @@ def outer_products(
     *,
     key_first: bool = True,
 ) -> torch.Tensor:
-    """What queries read of the states after their columns, `(batch, heads, Q, value_dim)`.
+    """Reads the states after the queries' columns, `(batch, heads, Q, value_dim)`.
 
     Args:
         query, key: `(batch, heads, Q, key_dim)`.

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def random_states(device: torch.device) -> list[torch.Tensor]:
-    """Of the global generators of the CPU and, if that is another device, of `device`."""
+    """States of the global generators of the CPU and, if that is another device, of `device`."""
     of_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *of_device]
 
