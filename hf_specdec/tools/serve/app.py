@@ -5,12 +5,10 @@ import contextlib
 import json
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.errors import MissingExtraError, QueueFullError, shown
 from hf_specdec.tools.serve.access import Access
 from hf_specdec.tools.serve.engine import Answer, ServingEngine
@@ -25,6 +23,7 @@ try:
     from starlette.requests import ClientDisconnect
 
     from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+    from hf_specdec.tools.serve.reply import Choice, Reply
 except ImportError as error:
     raise MissingExtraError("fastapi", "serve", "The server") from error
 
@@ -129,30 +128,38 @@ class _Server:
     def __init__(self, engine: ServingEngine, reader: RequestReader) -> None:
         self.engine, self.reader = engine, reader
 
-    def _read(self, body: GenerationRequest, api_key: str | None) -> dict[str, Any]:
+    def _read(self, body: GenerationRequest, api_key: str | None) -> list[dict[str, Any]]:
         """Inputs for the engine. Stop strings are compared with the whole vocabulary, which may take seconds."""
-        return self.engine.prepared(self.reader.read(body, api_key))
+        return self.reader.each_text(body, self.engine.prepared(self.reader.read(body, api_key)))
 
     async def answer(self, request: Request, body: GenerationRequest) -> Response:
-        inputs = await asyncio.to_thread(self._read, body, request.state.api_key)
+        texts = await asyncio.to_thread(self._read, body, request.state.api_key)
+        reply = self._reply(body, texts)
         try:
-            answer = self.engine.submit(inputs, asyncio.get_running_loop())
+            answer = self.engine.submit(texts, asyncio.get_running_loop())
         except QueueFullError as error:
             message = f"the server is busy: {error}"
             raise RequestError(429, message, "rate_limit_exceeded") from error
-        reply = _Reply(body, len(inputs["input_ids"][0]), inputs["max_new_tokens"], self.reader.end_tokens)
-        text = TextStream(self.reader.tokenizer, body.stop_strings)
         if body.stream:
-            return _EventStream(answer, _events(answer, text, reply))
+            return _EventStream(answer, _events(answer, reply))
         watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
         try:
-            pieces = [text.push(token_ids) async for token_ids in answer]
+            async for index, new in answer:
+                reply.choices[index].push(new)
         except Exception as error:
             raise _refusal(error) from error
         finally:
             watcher.cancel()
             answer.cancel()
-        return JSONResponse(reply.whole("".join(pieces) + text.end(), answer.result, text.has_stopped))
+        return JSONResponse(reply.whole(answer.results))
+
+    def _reply(self, body: GenerationRequest, texts: Sequence[dict[str, Any]]) -> Reply:
+        tokenizer, ends = self.reader.tokenizer, self.reader.end_tokens
+        choices = [
+            Choice(index, TextStream(tokenizer, body.stop_strings), lambda token: str(tokenizer.decode([token])), ends)
+            for index in range(len(texts))
+        ]
+        return Reply(body, choices, texts[0]["input_ids"].shape[1], texts[0]["max_new_tokens"])
 
 
 class _EventStream(StreamingResponse):
@@ -175,79 +182,20 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     answer.cancel()
 
 
-async def _events(answer: Answer, text: TextStream, reply: "_Reply") -> AsyncIterator[str]:
+async def _events(answer: Answer, reply: Reply) -> AsyncIterator[str]:
     """Server-sent events."""
     try:
-        yield reply.event("", is_first=True)
-        async for token_ids in answer:
-            if piece := text.push(token_ids):
-                yield reply.event(piece)
-        if rest := text.end():
-            yield reply.event(rest)
-        yield reply.event("", finish=reply.finish_reason(answer.result, text.has_stopped))
+        for choice in reply.choices:
+            yield reply.first_event(choice.index)
+        async for index, new in answer:
+            event = reply.last_event(index, answer.result(index)) if new is None else reply.event(index, new)
+            if event:
+                yield event
         if reply.includes_usage:
-            yield reply.usage_event(answer.result)
+            yield reply.usage_event(answer.results)
         yield "data: [DONE]\n\n"
     except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
         yield f"data: {json.dumps({'error': _described(_refusal(error))})}\n\n"
-
-
-class _Reply:
-    """OpenAI's objects for one request."""
-
-    def __init__(
-        self, body: GenerationRequest, prompt_tokens: int, max_new_tokens: int, end_tokens: frozenset[int]
-    ) -> None:
-        self.is_chat, self.end_tokens = isinstance(body, ChatRequest), end_tokens
-        self.prompt_tokens, self.max_new_tokens = prompt_tokens, max_new_tokens
-        self.includes_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._kind = "chat.completion" if self.is_chat else "text_completion"
-        prefix = "chatcmpl" if self.is_chat else "cmpl"
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
-
-    def finish_reason(self, result: ManyResult, has_stopped: bool) -> str:
-        token_ids = result.token_ids
-        is_cut = len(token_ids) >= self.max_new_tokens and token_ids[-1] not in self.end_tokens
-        return "length" if is_cut and not has_stopped else "stop"
-
-    def whole(self, text: str, result: ManyResult, has_stopped: bool) -> dict[str, Any]:
-        content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason(result, has_stopped)}
-        return {**self._head, "object": self._kind, "choices": [choice], "usage": self._usage(result)}
-
-    def event(self, text: str, *, is_first: bool = False, finish: str | None = None) -> str:
-        delta: dict[str, str] = ({"role": "assistant"} if is_first else {}) | ({} if finish else {"content": text})
-        content: dict[str, Any] = {"delta": delta} if self.is_chat else {"text": text}
-        return self._event([{"index": 0, **content, "logprobs": None, "finish_reason": finish}], None)
-
-    def usage_event(self, result: ManyResult) -> str:
-        return self._event([], self._usage(result))
-
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> str:
-        kind = f"{self._kind}.chunk" if self.is_chat else self._kind
-        document = {**self._head, "object": kind, "choices": choices, **({"usage": usage} if usage else {})}
-        return f"data: {json.dumps(document)}\n\n"
-
-    def _usage(self, result: ManyResult) -> dict[str, Any]:
-        """Token counts, with OpenAI's names for drafts; `spec_stats` has the rest."""
-        stats, new = result.stats, len(result.token_ids)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": new,
-            "total_tokens": self.prompt_tokens + new,
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": stats.num_accepted_tokens,
-                "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
-            },
-            "spec_stats": {
-                "method": stats.method,
-                "num_drafts": stats.num_drafts,
-                "acceptance_rate": stats.acceptance_rate,
-                "mean_acceptance_length": stats.mean_acceptance_length,
-                "plain_reason": stats.plain_reason,
-                "plan": None if stats.plan is None else stats.plan.to_dict(),
-            },
-        }
 
 
 def _refusal(error: Exception) -> RequestError:

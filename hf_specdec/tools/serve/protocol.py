@@ -12,6 +12,8 @@ from hf_specdec.methods.common.config import LEAST_TEMPERATURE
 MAX_SEED = (1 << 63) - 1  # of OpenAI's API
 MAX_BIAS = 100.0  # likewise
 MAX_STOP, MAX_STOPS = 1000, 16  # characters and texts; transformers compares each with all tokens at first
+MAX_TEXTS = 128  # answers to one request, of OpenAI's API
+MAX_LOGPROBS = 20  # likewise, of chats
 LEAST_PENALTY, MAX_PENALTY = 0.01, 100.0  # logits times or over much more are infinite
 
 
@@ -67,12 +69,12 @@ class GenerationRequest(_Body):
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=LEAST_PENALTY, le=MAX_PENALTY)
-    frequency_penalty: float | None = Field(None, ge=0, le=0)
-    presence_penalty: float | None = Field(None, ge=0, le=0)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[int, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED - MAX_TEXTS)
     stop: str | list[str] | None = None
-    n: int | None = Field(None, ge=1, le=1)
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     spec_method: str | None = None
@@ -80,15 +82,6 @@ class GenerationRequest(_Body):
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    logprobs: Literal[False] | None = None
-
-    @field_validator("logprobs", mode="before")
-    @classmethod
-    def _asks_for_none(cls, logprobs: Any) -> Any:
-        """Refuse 0, which asks for the drawn token's own in text completions."""
-        if logprobs is not None and logprobs is not False:
-            raise ValueError("the server gives none; leave it out")
-        return logprobs
 
     @field_validator("stop")
     @classmethod
@@ -121,6 +114,11 @@ class GenerationRequest(_Body):
         return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to tell beside each token; `None` where no log-probabilities are asked for."""
+        raise NotImplementedError
+
+    @property
     def limit(self) -> int | None:
         """Most new tokens, if the request says."""
         return self.max_tokens
@@ -150,9 +148,23 @@ class ChatRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: TextFormat | None = None
     tools: list[Any] | None = Field(None, max_length=0)
     tool_choice: Literal["none"] | None = None
+
+    @model_validator(mode="after")
+    def _tells_logprobs(self) -> Self:
+        """Refuse what is told beside log-probabilities that are not asked for."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs must come with logprobs")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As `top_logprobs` says."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def limit(self) -> int | None:
@@ -169,6 +181,7 @@ class CompletionRequest(GenerationRequest):
     """The body of `/v1/completions`: one prompt, as text or token ids."""
 
     prompt: str | list[StrictInt]
+    logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
 
@@ -181,3 +194,8 @@ class CompletionRequest(GenerationRequest):
         if len(prompt) > 1:
             raise ValueError("must be one prompt; send a request for each")
         return prompt[0]
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As `logprobs` says."""
+        return self.logprobs

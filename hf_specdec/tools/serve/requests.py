@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
@@ -16,6 +17,7 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.limits import check_request
+from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 Memory = Literal["request", "key", "shared"]
@@ -73,9 +75,38 @@ class RequestReader:
         inputs["max_new_tokens"] = self._limit(request, len(ids))
         inputs |= request.sampling() | self._method(request, api_key)
         self._check_tokens("logit_bias", request.logit_bias or {}, "invalid_value")
+        if request.presence_penalty or request.frequency_penalty:
+            penalties = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
+            inputs["logits_processor"] = [GeneratedTokenPenalties(*penalties, prompt_length=len(ids))]
+        if request.num_logprobs is not None:
+            inputs |= self._after_recorder(inputs) | {"num_logprobs": request.num_logprobs}
         if request.stop_strings:
             inputs["stop_strings"] = request.stop_strings
         return inputs if request.seed is None else {**inputs, "seed": request.seed}
+
+    def each_text(self, request: GenerationRequest, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Inputs of each of the request's `n` texts; text i has the request's seed + i.
+
+        Raises:
+            RequestError: several texts are asked for where all would be the same.
+        """
+        if request.n > 1 and not inputs.get("do_sample", self.model.generation_config.do_sample):
+            message = f"n: must be 1 where nothing is drawn, but is {request.n}; set a temperature above 0"
+            raise RequestError(400, message, "invalid_value", "n")
+        if request.seed is None:
+            return [inputs] * request.n
+        return [{**inputs, "seed": request.seed + index} for index in range(request.n)]
+
+    def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The processors that generate makes of settings, as processors of the caller's: a recorder comes first."""
+        penalty, bias = inputs.get("repetition_penalty"), inputs.get("sequence_bias")
+        config = self.model.generation_config
+        penalty = config.repetition_penalty if penalty is None else penalty
+        processors: list[Any] = [] if bias is None else [SequenceBiasLogitsProcessor(bias)]
+        if penalty not in (None, 1.0):
+            processors.append(RepetitionPenaltyLogitsProcessor(penalty))
+        processors += inputs.get("logits_processor", [])
+        return {"repetition_penalty": 1.0, "sequence_bias": None, "logits_processor": processors}
 
     @property
     def end_tokens(self) -> frozenset[int]:

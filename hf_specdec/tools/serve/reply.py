@@ -1,0 +1,177 @@
+"""OpenAI's objects for the answers to one request, whole or as the events of a stream. Knows nothing of HTTP."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.tools.serve.engine import NewTokens
+from hf_specdec.tools.serve.processors import TokenScore
+from hf_specdec.tools.serve.protocol import ChatRequest, GenerationRequest
+from hf_specdec.tools.serve.text_stream import INCOMPLETE, TextStream
+
+Delta = dict[str, Any]
+
+
+class Choice:
+    """One text of an answer.
+
+    Args:
+        index (`int`): its number.
+        text: makes text of its tokens.
+        decode: gives the text of one token.
+        end_tokens: tokens that end an answer and are no part of it.
+
+    Attributes:
+        message (`dict`): what it holds so far.
+        logprobs (`list[dict]`): of its tokens so far, as chats have them.
+    """
+
+    def __init__(self, index: int, text: TextStream, decode: Callable[[int], str], end_tokens: frozenset[int]) -> None:
+        self.index, self.text = index, text
+        self.message: Delta = {"content": ""}
+        self.logprobs: list[dict[str, Any]] = []
+        self._decode, self._end_tokens = decode, end_tokens
+        self._held: list[tuple[int, TokenScore]] = []  # scores of text that is not certain, with where it begins
+        self._num_read = self._num_scored = 0  # characters
+
+    def push(self, new: NewTokens | None) -> tuple[Delta, list[dict[str, Any]]]:
+        """Take new tokens, or `None` at the end; returns what is certain now, and the log-probabilities of that."""
+        for score in [] if new is None else new.scores:
+            if score.token not in self._end_tokens:
+                self._held.append((self._num_scored, score))
+                self._num_scored += len(self._decode(score.token))
+        piece = self.text.end() if new is None else self.text.push(new.token_ids)
+        self._num_read += len(piece)
+        is_whole = new is None and not self.text.has_stopped
+        scores = [self._described(score) for place, score in self._held if is_whole or place < self._num_read]
+        del self._held[: len(scores)]
+        self.logprobs += scores
+        self.message["content"] += piece
+        return ({"content": piece} if piece else {}), scores
+
+    def finish_reason(self, result: ManyResult, max_new_tokens: int) -> str:
+        """Why it ended."""
+        token_ids = result.token_ids
+        is_cut = len(token_ids) >= max_new_tokens and token_ids[-1] not in self._end_tokens
+        return "length" if is_cut and not self.text.has_stopped else "stop"
+
+    def _described(self, score: TokenScore) -> dict[str, Any]:
+        top = [self._entry(token, logprob) for token, logprob in score.top]
+        return {**self._entry(score.token, score.logprob), "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token with its bytes, which are unknown where it is a part of a character."""
+        text = self._decode(token)
+        return {"token": text, "logprob": logprob, "bytes": None if INCOMPLETE in text else list(text.encode())}
+
+
+class Reply:
+    """The answers to one request.
+
+    Args:
+        body: the request.
+        choices: its texts.
+        prompt_tokens, max_new_tokens (`int`): of each.
+    """
+
+    def __init__(
+        self, body: GenerationRequest, choices: Sequence[Choice], prompt_tokens: int, max_new_tokens: int
+    ) -> None:
+        self.choices, self.is_chat = choices, isinstance(body, ChatRequest)
+        self.prompt_tokens, self.max_new_tokens = prompt_tokens, max_new_tokens
+        self.includes_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._has_logprobs = body.num_logprobs is not None
+        self._kind = "chat.completion" if self.is_chat else "text_completion"
+        self._num_told = [0] * len(choices)  # characters of text completions, of which log-probabilities were told
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+
+    def whole(self, results: Sequence[ManyResult]) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = []
+        for choice, result in zip(self.choices, results, strict=True):
+            message = choice.message
+            content = {"message": {"role": "assistant", **message}} if self.is_chat else {"text": message["content"]}
+            reason = choice.finish_reason(result, self.max_new_tokens)
+            choices.append(self._choice(choice.index, content, choice.logprobs, reason))
+        return {**self._head, "object": self._kind, "choices": choices, "usage": self._usage(results)}
+
+    def first_event(self, index: int) -> str:
+        """The event that opens a text."""
+        return self._event_of(index, {"role": "assistant", "content": ""} if self.is_chat else {"content": ""})
+
+    def event(self, index: int, new: NewTokens) -> str:
+        """The event of new tokens; empty where no text is certain yet."""
+        delta, logprobs = self.choices[index].push(new)
+        return self._event_of(index, delta, logprobs) if delta or logprobs else ""
+
+    def last_event(self, index: int, result: ManyResult) -> str:
+        """The events that end a text."""
+        delta, logprobs = self.choices[index].push(None)
+        rest = self._event_of(index, delta, logprobs) if delta or logprobs else ""
+        return rest + self._event_of(index, {}, finish=self.choices[index].finish_reason(result, self.max_new_tokens))
+
+    def usage_event(self, results: Sequence[ManyResult]) -> str:
+        """The event that counts tokens."""
+        return self._event([], self._usage(results))
+
+    def _event_of(
+        self, index: int, delta: Delta, logprobs: Sequence[dict[str, Any]] = (), *, finish: str | None = None
+    ) -> str:
+        content: Delta = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+        return self._event([self._choice(index, content, logprobs if finish is None else None, finish)], None)
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> str:
+        kind = f"{self._kind}.chunk" if self.is_chat else self._kind
+        document = {**self._head, "object": kind, "choices": choices, **({"usage": usage} if usage else {})}
+        return f"data: {json.dumps(document)}\n\n"
+
+    def _choice(
+        self, index: int, content: Delta, logprobs: Sequence[dict[str, Any]] | None, finish: str | None
+    ) -> dict[str, Any]:
+        told: dict[str, Any] | None = None
+        if logprobs is not None and self._has_logprobs:
+            told = {"content": logprobs, "refusal": None} if self.is_chat else self._columns(index, logprobs)
+        return {"index": index, **content, "logprobs": told, "finish_reason": finish}
+
+    def _columns(self, index: int, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Log-probabilities as text completions have them."""
+        offsets = []
+        for one in logprobs:
+            offsets.append(self._num_told[index])
+            self._num_told[index] += len(one["token"])
+        return {
+            "tokens": [one["token"] for one in logprobs],
+            "token_logprobs": [one["logprob"] for one in logprobs],
+            "top_logprobs": [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in logprobs],
+            "text_offset": offsets,
+        }
+
+    def _usage(self, results: Sequence[ManyResult]) -> dict[str, Any]:
+        """Token counts, with OpenAI's names for drafts; `spec_stats` has the rest."""
+        all_stats, new = [result.stats for result in results], sum(len(result.token_ids) for result in results)
+        stats = all_stats[0]
+        num_drafts, drafted, accepted = (
+            sum(getattr(one, name) for one in all_stats)
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        )
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": new,
+            "total_tokens": self.prompt_tokens + new,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
+            "spec_stats": {
+                "method": stats.method,
+                "num_drafts": num_drafts,
+                "acceptance_rate": accepted / drafted if drafted else 0.0,
+                "mean_acceptance_length": 1.0 + (accepted / num_drafts if num_drafts else 0.0),
+                "plain_reason": stats.plain_reason,
+                "plan": None if stats.plan is None else stats.plan.to_dict(),
+            },
+        }
