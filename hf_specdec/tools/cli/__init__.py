@@ -17,6 +17,7 @@ COMMANDS = {  # each in the module and the function of its name
     "bench": "Measure ways to generate against plain generate, on the same prompts in turn.",
     "demo": "Open a page that races speculation against plain generate, and shows what happens inside each step.",
     "chat": "Chat with a model in the terminal.",
+    "diff": "Find the first token that differs from plain generate's, and the part of the engine behind it.",
     "fetch": "Fetch a published model by pip and print the folder of its checkpoint.",
     "generate": "Continue a prompt with speculative decoding.",
     "info": "Say what a model can do on this machine and why, and which optional packages are installed.",
