@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hf_specdec
 from hf_specdec.tools.bench.page import page_text
 from hf_specdec.tools.bench.speeds import panels
 from hf_specdec.tools.bench.tables import read_document
@@ -13,6 +14,7 @@ from hf_specdec.tools.bench.tables import read_document
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = sorted(RESULTS.glob("*.jsonl"))
+PAGES = sorted(path for path in RESULTS.glob("*.md") if path.stem != "index")
 
 
 def test_there_are_documents() -> None:
@@ -26,6 +28,11 @@ def test_a_page_says_what_its_document_says(file: Path) -> None:
     shown = [Path(link) for link in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page)]
     assert sorted(shown) == figures
     assert page == page_text(read_document(file), shown)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_no_page_is_older_than_the_release(page: Path) -> None:
+    assert f"hf_specdec {hf_specdec.__version__}" in page.read_text("utf-8")
 
 
 def test_the_picture_of_readme_shows_the_figures_of_its_document() -> None:
