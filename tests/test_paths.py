@@ -13,7 +13,7 @@ from hf_specdec.common.files import check_output, replacing
 from hf_specdec.loading import hub
 from hf_specdec.tools import bench
 from hf_specdec.tools.bench.replay import read_records
-from hf_specdec.tools.train import train_draft, train_head
+from hf_specdec.tools.train import train_draft
 from tests.helpers.zoo import FAMILIES, build
 
 FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -22,7 +22,6 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "hub.export": ("folder", hub.export),
     "AutoModelForCausalLM.from_pretrained": ("path", hf_specdec.AutoModelForCausalLM.from_pretrained),
     "AutoDraftHead.from_pretrained": ("path", hf_specdec.AutoDraftHead.from_pretrained),
-    "train_head": ("out", lambda path: train_head(build(FAMILIES["llama"]), None, None, path)),
     "train_draft": ("out", lambda path: train_draft(build(FAMILIES["llama"]), None, None, path)),
     "load_prompts": ("paths", lambda path: bench.load_prompts([path])),
     "read_document": ("file", bench.read_document),

@@ -37,7 +37,7 @@ def test_a_target_in_bf16_on_a_cpu_that_computes_it_slowly_is_told(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
     monkeypatch.setattr(train, "computes_bf16", lambda device: not is_slow)
-    monkeypatch.setattr(train, "train_head", lambda target, *args, **kwargs: _stopped(target.dtype))
+    monkeypatch.setattr(train, "train_draft", lambda target, *args, **kwargs: _stopped(target.dtype))
     stopped = {dtype: run("train", "--out", str(tmp_path), "--dtype", dtype) for dtype in ("bf16", "fp32")}
     assert ("--dtype fp32" in stopped["bf16"].stderr) == is_slow
     assert "--dtype fp32" not in stopped["fp32"].stderr
@@ -76,7 +76,7 @@ def test_an_interrupted_training_says_how_to_continue(
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"hf_specdec.tools.cli.train.train_{kind}", interrupt)
+    monkeypatch.setattr("hf_specdec.tools.cli.train.train_draft", interrupt)
     result = run("train", "--kind", kind, "--out", str(tmp_path / "draft"))
     assert result.exit_code not in (0, 1, 2)
     assert f"interrupted: {tmp_path / 'draft'} keeps what was done; the same command continues" in result.stderr
@@ -89,7 +89,7 @@ def test_a_draft_vocabulary_beyond_the_target_s_is_pointed_out(
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_specdec.tools.cli.train.train_head", stop)
+    monkeypatch.setattr("hf_specdec.tools.cli.train.train_draft", stop)
     result = run("train", "--out", str(tmp_path / "draft"), "--draft-vocab-size", size)
     note = f"note: the target has 4096 tokens; the head drafts all of them, not {size}\n"
     assert (note in result.stderr) == is_told

@@ -31,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_without_held_out_texts_trains_on(kind: str, results: list[Any], tmp_path: Path) -> None:
     """Both processes measure the same, over as many positions as one process would."""
-    assert KINDS[kind][1].num_held_out_shards == NUM_HELD_OUT
+    assert KINDS[kind].num_held_out_shards == NUM_HELD_OUT
     one, other = ({**result[kind], "minutes": 0, "loss": 0} for result in results)
     assert one == other
     assert one["num_steps"] > 0

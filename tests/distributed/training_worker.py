@@ -19,9 +19,8 @@ from hf_specdec.tools.train import (
     DFlashTraining,
     DraftTraining,
     HeadTraining,
-    train_dflash,
+    Training,
     train_draft,
-    train_head,
 )
 from tests.training.conftest import PROMPTS, WordNumbers
 
@@ -40,18 +39,18 @@ SETTINGS: dict[str, Any] = {
     "eval_every": 2,
     "held_out": 0.1,
 }
-KINDS: dict[str, tuple[Any, Any]] = {
-    "head": (train_head, HeadTraining(**SETTINGS)),
-    "dflash": (train_dflash, DFlashTraining(**SETTINGS, block_size=4)),
-    "draft": (train_draft, DraftTraining(**SETTINGS)),
+KINDS: dict[str, Training] = {
+    "head": HeadTraining(**SETTINGS),
+    "dflash": DFlashTraining(**SETTINGS, block_size=4),
+    "draft": DraftTraining(**SETTINGS),
 }
 
 
 def trained(folder: Path, kind: str) -> dict[str, Any]:
     """What a training says of itself."""
-    train, config = KINDS[kind]
+    config = KINDS[kind]
     target = LlamaForCausalLM.from_pretrained(folder / "target").eval()
-    report = train(target, WordNumbers(), PROMPTS[:12], folder / kind, config, show_progress=False)
+    report = train_draft(target, WordNumbers(), PROMPTS[:12], folder / kind, config, show_progress=False)
     return dataclasses.asdict(report)
 
 

@@ -107,8 +107,6 @@ def test_no_property_begins_with_a_type(module: ModuleType, name: str) -> None:
 def test_every_argument_of_training_and_measuring_is_explained() -> None:
     training = hf_specdec.tools.train
     for function in (
-        training.train_head,
-        training.train_dflash,
         training.train_draft,
         hf_specdec.tools.bench.load_model,
     ):

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from demos.train_smollm2.__main__ import main as write_chats
 from hf_specdec import ConfigError
 from hf_specdec.tools.bench.prompts import load_prompts
-from hf_specdec.tools.train import HeadTraining, train_head
+from hf_specdec.tools.train import HeadTraining, train_draft
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.texts import read_shard
 from tests.training.conftest import SETTINGS, WordNumbers
@@ -41,7 +41,7 @@ def test_a_head_learns_from_the_target_s_answers_to_chats(
 ) -> None:
     tokenizer: Any = ChatNumbers()
     with caplog.at_level(logging.INFO, "hf_specdec"):
-        report = train_head(target, tokenizer, CHATS, tmp_path, CONFIG)
+        report = train_draft(target, tokenizer, CHATS, tmp_path, CONFIG)
     assert report.measured
     assert "writing 40 more texts takes about" in caplog.text
     assert caplog.text.index("writing") < caplog.text.index("held-out")
@@ -88,7 +88,7 @@ def test_longer_chats_are_left_out_and_never_cut(target: LlamaForCausalLM, tmp_p
 def test_a_tokenizer_without_a_template_is_told(target: LlamaForCausalLM, tmp_path: Path) -> None:
     tokenizer: Any = WordNumbers()
     with pytest.raises(ConfigError, match="`tokenizer` must have a chat template"):
-        train_head(target, tokenizer, CHATS, tmp_path, CONFIG)
+        train_draft(target, tokenizer, CHATS, tmp_path, CONFIG)
 
 
 def test_the_demo_writes_chats_that_every_command_reads(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_the_demo_writes_chats_that_every_command_reads(tmp_path: Path) -> None:
 def test_prompts_are_texts_or_chats(target: LlamaForCausalLM, tmp_path: Path, prompts: Any) -> None:
     tokenizer: Any = ChatNumbers()
     with pytest.raises(ConfigError, match="must be a list of texts, or of chats"):
-        train_head(target, tokenizer, prompts, tmp_path, CONFIG)
+        train_draft(target, tokenizer, prompts, tmp_path, CONFIG)

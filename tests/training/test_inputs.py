@@ -1,4 +1,4 @@
-"""What both trainings are given, next to their settings: the wrong type is named before a text is written."""
+"""What a training is given, next to its settings: the wrong type is named before a text is written."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.train import DraftTraining, HeadTraining, train_draft, train_head
+from hf_specdec.tools.train import DFlashTraining, DraftTraining, HeadTraining, train_draft
 from tests.training.conftest import PROMPTS, WordNumbers
 
 WRONG: list[tuple[str, Any]] = [
@@ -23,23 +23,21 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
-@pytest.mark.parametrize("train", [train_head, train_draft])
-def test_an_argument_of_another_type_is_named(
-    train: Any, target: LlamaForCausalLM, tmp_path: Path, field: str, value: Any
-) -> None:
+def test_an_argument_of_another_type_is_named(target: LlamaForCausalLM, tmp_path: Path, field: str, value: Any) -> None:
     given = {"target": target, "tokenizer": WordNumbers(), "prompts": PROMPTS, "out": tmp_path / "out", "config": None}
     with pytest.raises(ConfigError, match=f"`{field}` must be a"):
-        train(**given | {field: value})
+        train_draft(**given | {field: value})
     assert not (tmp_path / "out").exists()
 
 
-def test_the_settings_of_another_training_are_named(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`config` must be a HeadTraining"):
-        train_head(target, None, None, tmp_path, DraftTraining())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="`config` must be a DraftTraining"):
-        train_draft(target, None, None, tmp_path, HeadTraining())  # type: ignore[arg-type]
-
-
-def test_a_head_that_is_none_is_named(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`head` must be an EAGLE-3 head, but is 'str'"):
-        train_head(target, None, None, tmp_path, head="path/to/head")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (HeadTraining(), "an EAGLE-3 head"),
+        (DFlashTraining(), "a DFlash head that is not transformers' own"),
+        (DraftTraining(), "None"),
+    ],
+)
+def test_a_head_of_another_kind_is_named(target: LlamaForCausalLM, tmp_path: Path, config: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"`head` must be {kind}, but is 'str'"):
+        train_draft(target, None, None, tmp_path, config, head="path/to/head")  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Targets of many shapes and with settings of their own: a head of their size, or an error before a text is written."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from hf_specdec.tools.train import (
     DFlashTraining,
     DraftTraining,
     HeadTraining,
-    train_dflash,
     train_draft,
-    train_head,
 )
 from hf_specdec.tools.train.batch import draft_ids
 from hf_specdec.tools.train.rollout import HeadRollout
@@ -29,18 +26,14 @@ from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
 # One shard is learned from and one held out; two steps.
 SHORT: dict[str, Any] = {**SETTINGS, "num_texts": 16, "epochs": 1.0, "new_tokens": 8}
-TRAIN: dict[str, Callable[..., Any]] = {
-    "head": lambda *args, **fields: train_head(*args, HeadTraining(**SHORT | fields)),
-    "dflash": lambda *args, **fields: train_dflash(*args, DFlashTraining(**SHORT | fields)),
-    "draft": lambda *args, **fields: train_draft(*args, DraftTraining(**SHORT | fields)),
-}
-KINDS = list(TRAIN)
+CONFIGS: dict[str, Any] = {"head": HeadTraining, "dflash": DFlashTraining, "draft": DraftTraining}
+KINDS = list(CONFIGS)
 HEADS = ["head", "dflash"]
 SIZES = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def train(kind: str, target: Any, folder: Path, tokenizer: Any = None, **fields: Any) -> Any:
-    return TRAIN[kind](target, tokenizer or WordNumbers(), PROMPTS, folder, **fields)
+    return train_draft(target, tokenizer or WordNumbers(), PROMPTS, folder, CONFIGS[kind](**SHORT | fields))
 
 
 def nothing_written(folder: Path) -> bool:
@@ -96,7 +89,7 @@ def test_a_target_s_own_generation_settings(kind: str, target: LlamaForCausalLM,
     if kind != "draft":
         target.generation_config.pad_token_id = -1
     prompts = [*PROMPTS[:6], "3", "4 5"]
-    TRAIN[kind](target, WordNumbers(), prompts, tmp_path)
+    train_draft(target, WordNumbers(), prompts, tmp_path, CONFIGS[kind](**SHORT))
     assert read_shard(tmp_path / "work", 0).ids.shape == (SHORT["texts_per_shard"], 4 + 8)
 
 

@@ -16,8 +16,8 @@ from hf_specdec.engine.head_pairing import output_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.dflash.checkpoint import load_head
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.tools.train import DFlashTraining, HeadReport, loop, train_dflash
-from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train import DFlashTraining, HeadReport, loop, train_draft
+from hf_specdec.tools.train.batch import Texts
 from hf_specdec.tools.train.block_rollout import BlockRollout
 from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
@@ -28,7 +28,7 @@ KINDS = {"dflash": DFlashTraining(**SETTINGS, block_size=6), "dspark": DFlashTra
 @pytest.fixture(scope="module")
 def train(target: LlamaForCausalLM) -> Callable[..., Any]:
     tokenizer: Any = WordNumbers()
-    return lambda out, config: train_dflash(target, tokenizer, PROMPTS, out, config)
+    return lambda out, config: train_draft(target, tokenizer, PROMPTS, out, config)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -45,10 +45,8 @@ def rollout_of(head: DFlashHead, target: LlamaForCausalLM, blocks: int = 40) -> 
     ).eval()
 
 
-def batch_of(folder: Path, index: int) -> Batch:
-    shard = read_shard(folder / "work", index)
-    fields = (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real)
-    return Batch(*fields, num_prompt_tokens=shard.num_prompt_tokens)
+def batch_of(folder: Path, index: int) -> Texts:
+    return read_shard(folder / "work", index)
 
 
 def test_a_head_learns_to_draft(trained: tuple[str, Path, HeadReport], target: LlamaForCausalLM) -> None:
@@ -137,7 +135,7 @@ def test_blocks_see_the_text_before_them_alone(trained: tuple[str, Path, HeadRep
     head, batch = load_head(folder).float(), batch_of(folder, 1)
     rollout = rollout_of(head, target)
     anchors = torch.tensor([[6, 12, 18]]).expand(len(batch.ids), -1)
-    changed = Batch(
+    changed = Texts(
         torch.cat([batch.ids[:, :13], batch.ids[:, 13:].flip(1)], dim=1),
         torch.cat([batch.features[:, :12], torch.randn_like(batch.features[:, 12:])], dim=1),
         *(batch.top_ids, batch.top_probabilities, batch.real, batch.num_prompt_tokens),
@@ -176,7 +174,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     kind, folder, whole = trained
     real, calls = loop.TrainingLoop._learn, 0
 
-    def dies(self: Any, batch: Batch) -> None:
+    def dies(self: Any, batch: Texts) -> None:
         nonlocal calls
         calls += 1
         if calls > 11:

@@ -19,7 +19,7 @@ from hf_specdec.methods.dflash.checkpoint import load_head, save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
-from hf_specdec.tools.train import DFlashTraining, HeadReport, train_dflash
+from hf_specdec.tools.train import DFlashTraining, HeadReport, train_draft
 from tests.helpers.head_models import random_dflash
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
@@ -83,7 +83,7 @@ class Trained(NamedTuple):
 
 def train(target: Any, head: Any, out: Path, config: DFlashTraining) -> HeadReport:
     tokenizer: Any = WordNumbers()
-    return train_dflash(target, tokenizer, PROMPTS, out, config, head=head)
+    return train_draft(target, tokenizer, PROMPTS, out, config, head=head)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.tools.train import DraftTraining, HeadReport, loop, train_draft
-from hf_specdec.tools.train.batch import Batch
-from hf_specdec.tools.train.draft_trainer import DraftRollout
+from hf_specdec.tools.train.batch import Texts
+from hf_specdec.tools.train.draft import DraftRollout
 from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.helpers.zoo import FAMILIES, build
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
@@ -34,10 +34,8 @@ def trained(train: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
     return folder, train(folder)
 
 
-def batch_of(folder: Path, index: int) -> Batch:
-    shard = read_shard(folder / "work", index)
-    fields = (shard.ids, shard.features, shard.top_ids, shard.top_probabilities, shard.real)
-    return Batch(*fields, num_prompt_tokens=shard.num_prompt_tokens)
+def batch_of(folder: Path, index: int) -> Texts:
+    return read_shard(folder / "work", index)
 
 
 def test_it_drafts_better_than_the_layers_it_began_as(
@@ -125,8 +123,7 @@ def test_counted_acceptance_is_that_of_drafting_token_by_token(trained: tuple[Pa
     """A forward over whole texts finds what a draft finds that writes three tokens after each place."""
     folder, _ = trained
     draft, batch = AutoModelForCausalLM.from_pretrained(folder), batch_of(folder, 0)
-    fields = (batch.ids, batch.features, batch.top_ids, batch.top_probabilities, batch.real)
-    batch = Batch(*[field[:1] for field in fields], num_prompt_tokens=batch.num_prompt_tokens)
+    batch = batch.batch(torch.tensor([0]), batch.ids.device)
     with torch.no_grad():
         outcome = DraftRollout(draft, steps=3)(batch)
     ids, accepted, positions = batch.ids, torch.zeros(3, dtype=torch.long), 0
@@ -145,7 +142,7 @@ def test_counted_acceptance_is_that_of_drafting_token_by_token(trained: tuple[Pa
 def test_what_cannot_be_distilled_is_refused(train: Callable[..., Any], tmp_path: Path) -> None:
     tokenizer: Any = WordNumbers()
     with pytest.raises(UnsupportedModelError, match="decoder-only"):
-        train_draft(build(FAMILIES["t5"]), tokenizer, ["1 2"], tmp_path)
+        train_draft(build(FAMILIES["t5"]), tokenizer, ["1 2"], tmp_path, DraftTraining())
     with pytest.raises(ConfigError, match="`draft_layers` must be a whole number from 1 to 3, but is 4"):
         train(tmp_path, DraftTraining(draft_layers=4))
     with pytest.raises(ConfigError, match="`draft_layers` must be a whole number of at least 1"):
@@ -153,4 +150,4 @@ def test_what_cannot_be_distilled_is_refused(train: Callable[..., Any], tmp_path
     bytes_only = build(FAMILIES["llama"])
     bytes_only.lm_head.weight = torch.nn.Parameter(bytes_only.lm_head.weight.to(torch.int8), requires_grad=False)
     with pytest.raises(ConfigError, match="`target` must have weights of at least 16 bits"):
-        train_draft(bytes_only, tokenizer, ["1 2"], tmp_path)
+        train_draft(bytes_only, tokenizer, ["1 2"], tmp_path, DraftTraining())

@@ -14,8 +14,8 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head
-from hf_specdec.tools.train import HeadReport, HeadTraining, loop, train_head, writing
-from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train import HeadReport, HeadTraining, loop, train_draft, writing
+from hf_specdec.tools.train.batch import Texts
 from hf_specdec.tools.train.rollout import HeadRollout
 from hf_specdec.tools.train.texts import read_shard, shard_path
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
@@ -26,7 +26,7 @@ TINY = HeadTraining(**SETTINGS)
 @pytest.fixture(scope="module")
 def train(target: LlamaForCausalLM) -> Callable[..., Any]:
     tokenizer: Any = WordNumbers()
-    return lambda out, config=TINY, prompts=PROMPTS, **kwargs: train_head(
+    return lambda out, config=TINY, prompts=PROMPTS, **kwargs: train_draft(
         target, tokenizer, prompts, out, config, **kwargs
     )
 
@@ -260,7 +260,7 @@ def test_counted_acceptance_is_that_of_drafting_token_by_token(
     rollout = HeadRollout(head, target_embedding, steps=3, decay=1.0)
     fields = (shard.top_ids[:1], shard.top_probabilities[:1], shard.real[:1])
     with torch.no_grad():
-        outcome = rollout(Batch(ids, features, *fields, num_prompt_tokens))
+        outcome = rollout(Texts(ids, features, *fields, num_prompt_tokens))
         accepted = torch.zeros(3, dtype=torch.long)
         fused = head.fuse(features.float())
         starts = range(max(num_prompt_tokens, 1), ids.shape[1] - 1)

@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head, save_head
-from hf_specdec.tools.train import DraftTraining, HeadTraining, train_draft, train_head
-from hf_specdec.tools.train.new_head import new_head
+from hf_specdec.tools.train import DraftTraining, HeadTraining, train_draft
+from hf_specdec.tools.train.eagle3 import new_head
 from hf_specdec.tools.train.work import held
 from tests.training.conftest import PROMPTS, SETTINGS, WordNumbers
 
@@ -26,7 +26,7 @@ SHORT = HeadTraining(**{**SETTINGS, "num_texts": 16, "epochs": 1.0, "new_tokens"
 
 def train(target: LlamaForCausalLM, out: Path, prompts: list[str] = PROMPTS, **kwargs: Any) -> Any:
     tokenizer: Any = WordNumbers()
-    return train_head(target, tokenizer, prompts, out, kwargs.pop("config", SHORT), **kwargs)
+    return train_draft(target, tokenizer, prompts, out, kwargs.pop("config", SHORT), **kwargs)
 
 
 @pytest.fixture(scope="module")

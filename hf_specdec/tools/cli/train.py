@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ import typer
 from hf_specdec.common.files import is_utf8, read_text
 from hf_specdec.compat import computes_bf16, input_device, text_config
 from hf_specdec.errors import ConfigError, counted
+from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.checkpoint import load_head as load_dflash_head
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.tools.bench.table import Table
@@ -21,28 +23,15 @@ from hf_specdec.tools.cli.report import noting_interrupts, print_json, print_tab
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.prompt_lines import BadLine, PromptLine, read_file
-from hf_specdec.tools.train import (
-    DFlashTraining,
-    DraftTraining,
-    HeadReport,
-    HeadTraining,
-    train_dflash,
-    train_draft,
-    train_head,
-)
-from hf_specdec.tools.train.dflash_trainer import BLOCK_SIZE
-from hf_specdec.tools.train.inputs import Prompt
+from hf_specdec.tools.train import DFlashTraining, DraftTraining, HeadReport, HeadTraining, Training, train_draft
+from hf_specdec.tools.train.dflash import BLOCK_SIZE
+from hf_specdec.tools.train.writing import Prompt
 
 DEFAULT = HeadTraining()
 Kind = Literal["head", "dflash", "draft"]
-KINDS: dict[str, tuple[str, ...]] = {  # options that hold for some kinds alone
-    "--head": ("head", "dflash"),
-    "--layers": ("head", "dflash"),
-    "--draft-vocab-size": ("head",),
-    "--draft-layers": ("draft", "dflash"),
-    "--block-size": ("dflash",),
-    "--markov-rank": ("dflash",),
-}
+KINDS: dict[str, type[Training]] = {kind.kind: kind for kind in (HeadTraining, DFlashTraining, DraftTraining)}
+HEADS: dict[str, Callable[[Path], DraftHead]] = {"head": load_head, "dflash": load_dflash_head}  # to train on
+NAMES = {"layers": "layer_ids", "max_new_tokens": "new_tokens"}  # of settings whose options are named otherwise
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,30 +95,23 @@ class TrainingOptions:
     mixed_precision: Annotated[str, typer.Option(help="Of training: no, bf16, fp16.")] = DEFAULT.mixed_precision
     seed: Annotated[int, typer.Option(help="Seed of prompts, texts and training.")] = DEFAULT.seed
 
-    def read(self) -> HeadTraining | DFlashTraining | DraftTraining:
+    def read(self) -> Training:
         """The same, checked."""
-        values = dataclasses.asdict(self)
-        own = {option: values.pop(option[2:].replace("-", "_")) for option in KINDS}
-        for option, kinds in KINDS.items():
-            if own[option] is not None and self.kind not in kinds:
-                given = str(own[option]) if option == "--head" else own[option]
-                raise ConfigError(option, f"must come with --kind {' or '.join(kinds)}", given, "Leave it out.")
-        values.pop("kind")
-        values["new_tokens"] = values.pop("max_new_tokens")
+        values = {NAMES.get(name, name): value for name, value in dataclasses.asdict(self).items()}
+        takes = {kind: {field.name for field in dataclasses.fields(config)} for kind, config in KINDS.items()}
+        for kind in HEADS:
+            takes[kind].add("head")
+        for name in set().union(*takes.values()) - takes.pop(values.pop("kind")):
+            if (value := values.pop(name, None)) is not None:
+                kinds = " or ".join(kind for kind, taken in takes.items() if name in taken)
+                given = str(value) if name == "head" else value
+                raise ConfigError(name, f"must come with --kind {kinds}", given, "Leave it out.")
+        values.pop("head", None)
         if self.prompt_tokens is not None:
             values["prompt_tokens"] = _numbers("--prompt-tokens", self.prompt_tokens, "Write 64, or 64,512.")
-        if self.kind == "draft":
-            return DraftTraining(draft_layers=self.draft_layers, **values)
-        layer_ids = None if self.layers is None else _numbers("--layers", self.layers, "Write 2,16,29.")
-        if self.kind == "dflash":
-            return DFlashTraining(
-                layer_ids=layer_ids,
-                draft_layers=self.draft_layers,
-                block_size=self.block_size,
-                markov_rank=self.markov_rank,
-                **values,
-            )
-        return HeadTraining(layer_ids=layer_ids, draft_vocab_size=self.draft_vocab_size, **values)
+        if self.layers is not None:
+            values["layer_ids"] = _numbers("--layers", self.layers, "Write 2,16,29.")
+        return KINDS[self.kind](**values)
 
 
 @spread
@@ -167,14 +149,9 @@ def train(
         note("hint: this CPU computes bf16 slowly; --dtype fp32 writes the texts several times as fast", "cyan")
     _note_vocabulary(training.draft_vocab_size, text_config(target.config).vocab_size)
     _show_log()
-    path, given = training.head, (target, loaded.tokenizer, texts, out)
     with noting_interrupts(f"{out} keeps what was done; the same command continues"):
-        if isinstance(config, HeadTraining):
-            report = train_head(*given, config, head=None if path is None else load_head(path))
-        elif isinstance(config, DFlashTraining):
-            report = train_dflash(*given, config, head=None if path is None else load_dflash_head(path))
-        else:
-            report = train_draft(*given, config)
+        head = None if training.head is None else HEADS[training.kind](training.head)
+        report = train_draft(target, loaded.tokenizer, texts, out, config, head=head)
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:

@@ -5,7 +5,6 @@ each sees the target's states of the text before it. Texts stand in for the targ
 texts of its own is what a chain of drafts would have kept.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.tools.train.batch import Batch, Outcome, draft_ids
+from hf_specdec.tools.train.batch import Outcome, Texts, draft_ids, target_nats
 
 
 class BlockRollout(nn.Module):
@@ -43,7 +42,7 @@ class BlockRollout(nn.Module):
         self._target = embed, project  # a tuple keeps the target's modules out of this one's weights
         self.register_buffer("weights", decay ** torch.arange(head.num_drafted), persistent=False)
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: Texts) -> Outcome:
         """Loss and accepted chains of the blocks."""
         anchors, used = self._anchors(batch)  # (N, A)
         states = self._states(batch, anchors)  # (N, A, num_drafted, hidden_size)
@@ -64,7 +63,7 @@ class BlockRollout(nn.Module):
         weights = self.get_buffer("weights") * counts
         return Outcome((nats * weights).sum() / total.clamp(min=1), kept.sum((0, 1)), total)
 
-    def _anchors(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _anchors(self, batch: Texts) -> tuple[torch.Tensor, torch.Tensor]:
         """`(N, A)` tokens at which blocks begin, before ones that the target wrote, and whether there are so many."""
         follows = torch.zeros_like(batch.written)
         follows[:, :-1] = batch.written[:, 1:] & batch.real[:, :-1]
@@ -77,7 +76,7 @@ class BlockRollout(nn.Module):
         ranks = torch.where(counts > len(wanted), wanted * counts // len(wanted), wanted)  # (N, A)
         return places.gather(-1, ranks), wanted < counts
 
-    def _states(self, batch: Batch, anchors: torch.Tensor) -> torch.Tensor:
+    def _states(self, batch: Texts, anchors: torch.Tensor) -> torch.Tensor:
         """`(N, A, num_drafted, hidden_size)` that draft the tokens after `anchors`."""
         head, size = self.head, self.head.block_size
         rows, blocks = anchors.shape
@@ -119,19 +118,11 @@ class BlockRollout(nn.Module):
         return torch.stack(found, dim=2)
 
     def _nats(self, logits: torch.Tensor, ids: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy under the target's distributions over their likeliest tokens, `ids` and `probabilities`.
-
-        Tokens that the head cannot draft are left out.
-        """
+        """Cross-entropy under the target's distributions over the tokens that the head can draft."""
         target_ids = self.head.target_ids
         if target_ids is not None:
             ids = draft_ids(target_ids, self.head.config.layer.vocab_size)[ids]
-        is_known = (ids >= 0) & (ids < logits.shape[-1])
-        found = logits.gather(-1, ids.where(is_known, 0))
-        is_known &= found > -math.inf
-        wanted = probabilities.float() * is_known
-        nats = (logits.logsumexp(-1, keepdim=True) - found.where(is_known, 0.0)) * wanted
-        return nats.sum(-1) / wanted.sum(-1).clamp(min=1e-6)
+        return target_nats(logits, ids, probabilities)[0]
 
 
 def _at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

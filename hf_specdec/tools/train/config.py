@@ -74,6 +74,16 @@ class Training:
     """
 
     kind: ClassVar[str]  # what is trained, as `hf-specdec train --kind` names it
+    # fields that the texts depend on, and of a subclass those that the draft's shape does
+    of_texts: ClassVar[tuple[str, ...]] = (
+        "num_texts",
+        "prompt_tokens",
+        "new_tokens",
+        "temperatures",
+        "texts_per_shard",
+        "held_out",
+        "seed",
+    )
 
     num_texts: int = 4000
     prompt_tokens: int | tuple[int, ...] | None = None
@@ -158,11 +168,6 @@ class Training:
         rounded = -(-wanted // cycle) * cycle
         return min(rounded, max(1, self.num_shards // 2))
 
-    @property
-    def of_texts(self) -> tuple[str, ...]:
-        """Names of the fields that the texts and the draft's shape depend on."""
-        return ("num_texts", "prompt_tokens", "new_tokens", "temperatures", "texts_per_shard", "held_out", "seed")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTraining(Training):
@@ -182,6 +187,7 @@ class HeadTraining(Training):
     """
 
     kind: ClassVar[str] = "head"
+    of_texts: ClassVar[tuple[str, ...]] = (*Training.of_texts, "draft_vocab_size")
 
     layer_ids: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
@@ -193,11 +199,6 @@ class HeadTraining(Training):
         if self.draft_vocab_size is not None:
             check_positive("draft_vocab_size", self.draft_vocab_size, "Leave it out for all tokens.")
         _check_decay(self.step_decay)
-
-    @property
-    def of_texts(self) -> tuple[str, ...]:
-        """Names of the fields that the texts and the head's shape depend on."""
-        return (*Training.of_texts.fget(self), "draft_vocab_size")  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +214,7 @@ class DraftTraining(Training):
     """
 
     kind: ClassVar[str] = "draft"
+    of_texts: ClassVar[tuple[str, ...]] = (*Training.of_texts, "draft_layers")
 
     draft_layers: int | None = None
 
@@ -220,11 +222,6 @@ class DraftTraining(Training):
         Training.__post_init__(self)
         if self.draft_layers is not None:
             check_positive("draft_layers", self.draft_layers, "A quarter of the target's layers is the default.")
-
-    @property
-    def of_texts(self) -> tuple[str, ...]:
-        """Names of the fields that the texts and the draft's shape depend on."""
-        return (*Training.of_texts.fget(self), "draft_layers")  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +248,7 @@ class DFlashTraining(Training):
     """
 
     kind: ClassVar[str] = "dflash"
+    of_texts: ClassVar[tuple[str, ...]] = (*Training.of_texts, "draft_layers", "block_size", "markov_rank")
 
     layer_ids: tuple[int, ...] | None = None
     draft_layers: int | None = None
@@ -278,9 +276,3 @@ class DFlashTraining(Training):
         if self.rollout_steps > num_drafted:
             rule = f"must be at most {num_drafted}, what a block drafts"
             raise ConfigError("rollout_steps", rule, self.rollout_steps, "Use larger blocks, or measure less.")
-
-    @property
-    def of_texts(self) -> tuple[str, ...]:
-        """Names of the fields that the texts and the head's shape depend on."""
-        own = ("draft_layers", "block_size", "markov_rank")
-        return (*Training.of_texts.fget(self), *own)  # type: ignore[attr-defined]

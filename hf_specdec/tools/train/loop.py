@@ -11,8 +11,9 @@ import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -22,17 +23,57 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.batch import Texts
 from hf_specdec.tools.train.config import Training
 from hf_specdec.tools.train.optimiser import MuonWithAdamW
-from hf_specdec.tools.train.report import HeadReport, Measured
-from hf_specdec.tools.train.texts import read_shard, shards
+from hf_specdec.tools.train.student import Student
+from hf_specdec.tools.train.texts import read_shard
 from hf_specdec.tools.train.work import whole
 
 logger = logging.getLogger("hf_specdec")
 STATE = {"student", "best_weights", "optimiser", "step", "best_step", "seconds", "without_gain", "best", "losses"}
 WARM_UP, LAST_RATE = 0.03, 0.02  # share of training; share of the peak at the end
-AnyTraining = TypeVar("AnyTraining", bound=Training)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Acceptance of a draft's chains on held-out texts of one temperature.
+
+    Attributes:
+        temperature (`float`): at which the target wrote the texts.
+        num_positions (`int`): where a chain was drafted.
+        rates (`tuple[float, ...]`): share of the positions at which the first token, the first two, ... were the
+            text's. The chains are of the likeliest tokens; drafts of sampled calls use the sampler's random numbers
+            and are accepted more often as a rule.
+    """
+
+    temperature: float
+    num_positions: int
+    rates: tuple[float, ...]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of a verify step on the mean, the accepted ones and the target's own."""
+        return 1.0 + sum(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReport:
+    """One training, of a head or of a draft model.
+
+    Attributes:
+        num_steps (`int`): steps trained.
+        best_step (`int`): the step whose weights were kept.
+        minutes (`float`): of training, the writing of texts and the measurements left out.
+        measured (`tuple[Measured, ...]`): held-out acceptance of the kept weights, by temperature.
+        loss (`float`): mean of the last 50 steps, in nats; of a head, the draft steps' weighted sum.
+    """
+
+    num_steps: int
+    best_step: int
+    minutes: float
+    measured: tuple[Measured, ...]
+    loss: float
 
 
 def accelerator_for(target: PreTrainedModel, config: Training) -> Accelerator:
@@ -70,28 +111,18 @@ class TrainingLoop:
     """The steps, their measurements and the state that is saved after each of these.
 
     Args:
-        student: what is trained; `run` leaves it with its best weights.
-        rollout: a module of `(batch) -> Outcome` around it.
-        output: the module that gives the student's logits.
-        hidden_size (`int`): of the student; the learning rate goes by it where none is set.
+        student: the kind of draft.
+        draft: what is trained; `run` leaves it with its best weights.
         work: folder of the shards and of the state.
     """
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        student: nn.Module,
-        rollout: nn.Module,
-        *,
-        output: nn.Module | None,
-        hidden_size: int,
-        work: Path,
-        config: Training,
+        self, accelerator: Accelerator, student: Student[Any, Any], draft: nn.Module, work: Path, config: Training
     ) -> None:
-        self.accelerator, self.student, self.work, self.config = accelerator, student, work, config
-        rollout = rollout.to(accelerator.device)
-        rate = config.learning_rate or 0.4 / hidden_size
-        optimiser = MuonWithAdamW(rollout, rate, output=output)
+        self.accelerator, self.draft, self.work, self.config = accelerator, draft, work, config
+        rollout = student.rollout(draft).to(accelerator.device)
+        rate = config.learning_rate or 0.4 / student.width(draft)
+        optimiser = MuonWithAdamW(rollout, rate, output=student.output(draft))
         self.peak = rate
         self.rollout, self.optimiser = accelerator.prepare(rollout, optimiser)
         held_out = config.num_held_out_shards
@@ -123,11 +154,11 @@ class TrainingLoop:
             self.seconds += self._slowest(time.perf_counter() - began)
             if self.step % self.config.eval_every == 0 or self._progress() >= 1.0:
                 self._measure()
-        self.student.load_state_dict(self.best_weights)
-        self.student.eval().requires_grad_(False)
+        self.draft.load_state_dict(self.best_weights)
+        self.draft.eval().requires_grad_(False)
         return HeadReport(self.step, self.best_step, self.seconds / 60.0, tuple(self.best), self._mean_loss())
 
-    def _learn(self, batch: Batch) -> None:
+    def _learn(self, batch: Texts) -> None:
         """One step."""
         self.rollout.train()
         for group in self.optimiser.param_groups:
@@ -152,7 +183,7 @@ class TrainingLoop:
         if gained:
             self.best, self.best_step = found, self.step
             self.best_weights = {
-                name: weight.detach().cpu().clone() for name, weight in self.student.state_dict().items()
+                name: weight.detach().cpu().clone() for name, weight in self.draft.state_dict().items()
             }
         shown = ", ".join(f"{m.tokens_per_step:.2f} at temperature {m.temperature:g}" for m in found)
         loss = f", loss {self._mean_loss():.3f}" if self.losses else ""
@@ -163,7 +194,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         state = {
-            "student": self.student.state_dict(),
+            "student": self.draft.state_dict(),
             "best_weights": self.best_weights,
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
@@ -180,18 +211,18 @@ class TrainingLoop:
         if not self._state_file.exists():
             return
         state = _read_state(self._state_file, self.accelerator.device)
-        self.student.load_state_dict(state["student"])
+        self.draft.load_state_dict(state["student"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.best_weights = state["best_weights"]
         self.step, self.best_step, self.seconds = state["step"], state["best_step"], state["seconds"]
         self.without_gain, self.losses = state["without_gain"], state["losses"]
         self.best = [Measured(**found) for found in state["best"]]
         if any(len(found.rates) != self.config.rollout_steps for found in self.best):  # chains of another length
-            self.student.load_state_dict(self.best_weights)
+            self.draft.load_state_dict(self.best_weights)
             self.best = _measured(self.accelerator, self.rollout, self.work, self.held_out, self.config)
-            self.student.load_state_dict(state["student"])
+            self.draft.load_state_dict(state["student"])
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[Texts]:
         """Batches without an end, beginning where training stands; the order depends on seed and epoch alone."""
         accelerator, config = self.accelerator, self.config
         per_shard = config.texts_per_shard // config.batch_size
@@ -255,11 +286,9 @@ def _measured(
     """
     rollout = accelerator.unwrap_model(rollout).eval()
     sums = {temperature: torch.zeros(config.rollout_steps + 1) for temperature in config.temperatures}
-    mine = [
-        index for place, index in enumerate(indices) if place % accelerator.num_processes == accelerator.process_index
-    ]
+    mine = indices[accelerator.process_index :: accelerator.num_processes]
     with torch.no_grad():
-        for shard in shards(work, mine):
+        for shard in (read_shard(work, index) for index in mine):
             for rows in torch.split(torch.arange(len(shard.ids)), config.batch_size):
                 outcome = rollout(shard.batch(rows, accelerator.device))
                 counted = torch.cat([outcome.num_positions[None], outcome.accepted]).float().cpu()

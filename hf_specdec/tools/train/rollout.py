@@ -12,7 +12,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from hf_specdec.tools.train.batch import Batch, Outcome, ahead, draft_ids
+from hf_specdec.tools.train.batch import Outcome, Texts, ahead, draft_ids, target_nats
 
 
 class HeadRollout(nn.Module):
@@ -32,7 +32,7 @@ class HeadRollout(nn.Module):
         self.head, self.steps, self.decay = head, steps, decay
         self._embed = [embed]  # a list keeps the target's module out of this one's weights
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: Texts) -> Outcome:
         """Roll out every position from which the target wrote. Position i is the pair of token i + 1 and state i.
 
         The prompt's other positions are in the head's cache, as when it drafts, and have no loss of their own.
@@ -69,30 +69,27 @@ class HeadRollout(nn.Module):
         assert total is not None
         return Outcome(loss, torch.stack(accepted), total)
 
-    def _states(self, batch: Batch, columns: slice) -> torch.Tensor:
+    def _states(self, batch: Texts, columns: slice) -> torch.Tensor:
         """`(N, columns, hidden_size)` states of the target, as the head reads them."""
         return self.head.fuse(batch.features[:, :-1][:, columns].to(self.head.fc.weight.dtype))
 
-    def _read(self, batch: Batch, columns: slice, seen: torch.Tensor, keys: torch.Tensor, cache: DynamicCache) -> None:
+    def _read(self, batch: Texts, columns: slice, seen: torch.Tensor, keys: torch.Tensor, cache: DynamicCache) -> None:
         """Put the pairs of the first columns into the head's cache."""
         states = self._states(batch, columns)
         tokens = self._embed[0](batch.ids[:, 1:][:, columns]).to(states.dtype)
         positions = keys[:, columns]
         self.head(tokens, states, positions, seen[:, None, columns, columns], cache, key_positions=positions)
 
-    def _loss(self, logits: torch.Tensor, batch: Batch, places_on: int, length: int) -> torch.Tensor:
+    def _loss(self, logits: torch.Tensor, batch: Texts, places_on: int, length: int) -> torch.Tensor:
         """Cross-entropy under the target's distribution over the tokens that the head can draft."""
         ids, probabilities = ahead(batch.top_ids, places_on, length), ahead(batch.top_probabilities, places_on, length)
         places = draft_ids(self.head.target_ids, self.head.config.vocab_size)[ids]  # (N, length, TOP)
-        wanted = probabilities.float() * (places >= 0)
-        total = wanted.sum(-1)
+        nats, total = target_nats(logits, places, probabilities)
         used = ahead(batch.real, places_on, length) & batch.real[:, :-1] & (total > 0.0)
-        found = logits.gather(-1, places.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
-        nats = -(wanted * found).sum(-1) / total.clamp(min=1e-6)
         return (nats * used).sum() / used.sum().clamp(min=1)
 
 
-def _visible(batch: Batch) -> torch.Tensor:
+def _visible(batch: Texts) -> torch.Tensor:
     """`(N, L - 1, L - 1)` bool: which pairs each pair sees; padding is never seen."""
     length = batch.ids.shape[1] - 1
     causal = torch.ones(length, length, dtype=torch.bool, device=batch.ids.device).tril()

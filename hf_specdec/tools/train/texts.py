@@ -6,8 +6,7 @@ with their probabilities. What was written is not written again.
 
 import random
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hf_specdec import compat
 from hf_specdec.common.transfer import left_padded
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.forward.target.hidden_states import check_states
-from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.batch import TENSORS, Texts
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training
 from hf_specdec.tools.train.work import whole
@@ -28,40 +27,6 @@ from hf_specdec.tools.train.work import whole
 # of `generate`, whatever the target's generation configuration says: one text for a prompt, by itself
 ONE: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 TOP = 64  # likeliest tokens that are kept of each distribution; the rest of it is little and trains nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Texts of one length, N of them.
-
-    Attributes:
-        ids (`Tensor`): `(N, L)`, prompts and what the target wrote after them.
-        features (`Tensor`): `(N, L, num_features * hidden_size)` bf16; no feature where a draft reads none.
-        top_ids, top_probabilities (`Tensor`): `(N, L, TOP)`, the target's distribution after each token.
-        real (`Tensor`): `(N, L)` bool, false on the padding at the front and behind a text's end.
-        num_prompt_tokens (`int`): columns of the prompts.
-        temperature (`float`): at which the texts were written.
-    """
-
-    ids: torch.Tensor
-    features: torch.Tensor
-    top_ids: torch.Tensor
-    top_probabilities: torch.Tensor
-    real: torch.Tensor
-    num_prompt_tokens: int
-    temperature: float
-
-    def batch(self, rows: torch.Tensor, device: torch.device) -> Batch:
-        """Some of its texts on a device.
-
-        Args:
-            rows: `(rows,)`, their numbers.
-        """
-        ids, features, top_ids, top_probabilities, real = (
-            field[rows].to(device)
-            for field in (self.ids, self.features, self.top_ids, self.top_probabilities, self.real)
-        )
-        return Batch(ids, features, top_ids, top_probabilities, real, self.num_prompt_tokens)
 
 
 def prompt_ids(
@@ -114,20 +79,17 @@ def write_shard(
         )
     else:
         chosen = _chosen(prompts[config.prompt_length_of(index)], config, index)
-    shard = _written(target, chosen, layer_ids, temperature, config, index)
-    tensors = {
-        "ids": shard.ids.int(),
-        "features": shard.features,
-        "top_ids": shard.top_ids.int(),
-        "top_probabilities": shard.top_probabilities.to(torch.bfloat16),
-        "real": shard.real,
-    }
-    about = {"num_prompt_tokens": str(shard.num_prompt_tokens), "temperature": str(temperature)}
+    text, real, longest = _continued(target, chosen, temperature, config, index)
+    with torch.no_grad():
+        features, top = _computed(target, text, real, layer_ids)
+    tensors = (text.int(), features, top.indices.int(), top.values.to(torch.bfloat16), real)
+    about = {"num_prompt_tokens": str(longest), "temperature": str(temperature)}
     with whole(path) as temporary:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata=about)
+        kept = {name: tensor.cpu().contiguous() for name, tensor in zip(TENSORS, tensors, strict=True)}
+        save_file(kept, temporary, metadata=about)
 
 
-def read_shard(folder: Path, index: int) -> Shard:
+def read_shard(folder: Path, index: int) -> Texts:
     """Shard `index` as it was written.
 
     Raises:
@@ -142,30 +104,8 @@ def read_shard(folder: Path, index: int) -> Shard:
         raise CheckpointError(
             f"{str(path)!r} cannot be read: {error}. Delete it, and the target writes it again."
         ) from error
-    return Shard(
-        ids=tensors["ids"].long(),
-        features=tensors["features"],
-        top_ids=tensors["top_ids"].long(),
-        top_probabilities=tensors["top_probabilities"],
-        real=tensors["real"],
-        num_prompt_tokens=int(about["num_prompt_tokens"]),
-        temperature=float(about["temperature"]),
-    )
-
-
-def _written(
-    target: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    layer_ids: Sequence[int],
-    temperature: float,
-    config: Training,
-    index: int,
-) -> Shard:
-    """The texts, and one forward over them."""
-    text, real, longest = _continued(target, prompts, temperature, config, index)
-    with torch.no_grad():
-        features, top = _computed(target, text, real, layer_ids)
-    return Shard(text, features, top.indices, top.values, real, longest, temperature)
+    tensors |= {name: tensors[name].long() for name in ("ids", "top_ids")}
+    return Texts(**tensors, num_prompt_tokens=int(about["num_prompt_tokens"]), temperature=float(about["temperature"]))
 
 
 def _chosen(pieces: Sequence[Sequence[int]], config: Training, index: int) -> list[Sequence[int]]:
@@ -240,9 +180,3 @@ def _behind_the_end(target: PreTrainedModel, text: torch.Tensor, num_prompt_toke
     ended = torch.isin(text, torch.tensor(ends, device=text.device))
     ended[:, :num_prompt_tokens] = False
     return (ended.long().cumsum(-1) - ended.long()) > 0
-
-
-def shards(folder: Path, indices: Sequence[int]) -> Iterator[Shard]:
-    """The shards `indices`, one after the other."""
-    for index in indices:
-        yield read_shard(folder, index)

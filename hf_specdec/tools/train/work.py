@@ -17,6 +17,7 @@ from hf_specdec.common.files import lock, replacing, saving_tensors
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training
+from hf_specdec.tools.train.student import Student
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, the largest file that may be
 NUM_SAMPLED = 16  # values of a weight that tell it from another model's
@@ -101,26 +102,24 @@ def whole(path: Path) -> Iterator[Path]:
 def settings_of(
     target: PreTrainedModel,
     prompts: Chats | Mapping[int, Sequence[Sequence[int]]] | None,
-    layer_ids: Sequence[int],
     config: Training,
-    head: nn.Module | None,
+    student: Student[Any, Any],
 ) -> Settings:
     """Settings that the texts, the draft's shape and its first weights depend on: other work is not continued.
 
     Args:
         prompts: chats, or token ids of the prompts by their length; `None` where the target writes from its first
             token on.
-        head: what is trained on, if anything.
     """
     values: Settings = {"kind": config.kind}
     values |= {name: getattr(config, name) for name in config.of_texts}
     values |= {"prompt_tokens": list(config.prompt_lengths), "temperatures": list(config.temperatures)}
     return values | {
-        "layer_ids": list(layer_ids),
+        "layer_ids": list(student.layer_ids),
         "target": type(target).__name__,
         "num_parameters": target.num_parameters(),
         "weights": _weights_digest(target),
-        "head": None if head is None else _weights_digest(head),
+        "head": None if student.head is None else _weights_digest(student.head),
         "prompts": None if prompts is None else _described(prompts),
     }
 
@@ -163,11 +162,8 @@ def _described(prompts: Chats | Mapping[int, Sequence[Sequence[int]]]) -> str:
     if isinstance(prompts, Chats):
         first = prompts.ids_of(prompts.shards[0][0][:1])  # the template is told by what it makes of a message
         return f"{prompts.num_used} chats, of digest {_digest(json.dumps([prompts.shards, first]))}"
-    return f"{_numbers(prompts)} pieces, of digest {_digest(json.dumps(prompts))}"
-
-
-def _numbers(prompts: Mapping[int, Sequence[Any]]) -> str:
-    return " and ".join(str(len(pieces)) for pieces in prompts.values())
+    counts = " and ".join(str(len(pieces)) for pieces in prompts.values())
+    return f"{counts} pieces, of digest {_digest(json.dumps(prompts))}"
 
 
 def _digest(text: str) -> str:

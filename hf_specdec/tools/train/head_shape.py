@@ -1,19 +1,15 @@
-"""A head to be trained: its shape from the target's configuration, its first weights from the target's."""
+"""The shape of a head to be trained, from the target's configuration."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.engine.head_pairing import check_target
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.eagle3.head_config import default_layer_ids
 
-MOST_DRAFT_TOKENS = 32_000
 USUAL_HEAD_DIM = 64
 COPIED = (
     "vocab_size",
@@ -44,44 +40,6 @@ def chosen_layers(target: PreTrainedModel, layer_ids: Sequence[int] | None) -> t
         rule = f"must be different numbers from 0 to {num_layers}, the target's number of layers"
         raise ConfigError("layer_ids", rule, tuple(layer_ids), f"Use {default_layer_ids(num_layers)}.")
     return tuple(layer_ids)
-
-
-def new_head(
-    target: PreTrainedModel, layer_ids: tuple[int, ...], counts: torch.Tensor, draft_vocab_size: int | None
-) -> Eagle3Head:
-    """A head in fp32 that has learned nothing yet; its output layer begins as the target's.
-
-    Args:
-        counts: `(vocab_size,)`, how often each token stands in the texts.
-        draft_vocab_size: tokens to draft, the most frequent ones; `None` is all, at most 32,000.
-    """
-    text_config = compat.text_config(target.config)
-    layer_class = CONFIGS["qwen3" if text_config.model_type == "qwen3" else "llama"]
-    layer = layer_config(text_config, layer_class, num_layers=1)
-    vocab_size = len(counts)
-    size = min(draft_vocab_size or MOST_DRAFT_TOKENS, vocab_size)
-    config = Eagle3HeadConfig(
-        layer=layer,
-        draft_vocab_size=size,
-        target_hidden_size=layer.hidden_size,
-        layer_ids=layer_ids,
-        norm_before_residual=True,
-        target_name=str(target.config.name_or_path) or None,
-        target_architectures=(type(target).__name__,),
-    )
-    head = Eagle3Head(config)
-    if size < vocab_size:
-        head.set_target_ids(counts.topk(size).indices.sort().values)
-    output = target.get_output_embeddings()
-    weight = getattr(output, "weight", None)
-    if (
-        isinstance(weight, torch.Tensor)
-        and weight.is_floating_point()
-        and weight.shape == (vocab_size, layer.hidden_size)
-    ):
-        with torch.no_grad():
-            head.lm_head.weight.copy_(weight[head.target_ids.to(weight.device)])
-    return head
 
 
 def layer_config(config: PretrainedConfig, layer_class: type[PretrainedConfig], *, num_layers: int) -> PretrainedConfig:
