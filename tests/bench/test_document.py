@@ -30,6 +30,9 @@ ENTRY = {"name", "dtype", "attention", "model", "assistant", "assistant_dtype", 
 ENTRY |= {"rows", "left_out", "records", "summary"}
 SUMMARY = {
     "speed",
+    "speed_by_prompt",
+    "speed_fifth_percentile",
+    "speed_least",
     "speed_by_processor_time",
     "speed_against",
     "tokens_per_second",
@@ -46,6 +49,7 @@ SUMMARY = {
     "share_equal",
     "share_equal_to_plain",
     "plain_reasons",
+    "errors",
 }
 VISIT = {"mode", "round", "prompt", "task", "turn", "row"}
 WATCHED = {"blocks", "drafted", "num_draft_tokens", "first_token_seconds"}
@@ -229,10 +233,8 @@ def test_a_method_that_remembers_is_replayed_with_and_without() -> None:
 
 def test_methods_are_replayed_over_the_number_of_nodes() -> None:
     records = [Record([5, 6, 5, 6], [5, 6, 5, 6])]
-    rows = drafters(replay_rows(records, ["lookahead", "token_recycling"]))
+    rows = drafters(replay_rows(records, ["lookahead"]))
     assert list(rows["lookahead"]) == [8, 16, 28]
-    assert list(rows["token_recycling"]) == [8, 16, 32, 64, 80]
-    assert rows["token_recycling"][80]["tokens_per_step"] == 1.0
     assert any(line.startswith("lookahead learns from logits") for line in notes(replay_rows(records, ["lookahead"])))
     with pytest.raises(ConfigError, match="from the text alone"):
         replay_rows(records, ["draft_model"])
@@ -242,12 +244,12 @@ def test_a_new_method_is_replayed_by_default(monkeypatch: pytest.MonkeyPatch) ->
     added = dataclasses.replace(METHODS["prompt_lookup"], name="brand_new")
     for module in (naming, replay_rows_module):
         monkeypatch.setattr(module, "METHODS", {**METHODS, "brand_new": added})
-    monkeypatch.setattr(naming, "resolve", {**METHODS, "brand_new": added}.__getitem__)
+    monkeypatch.setattr(replay_rows_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
     assert "brand_new" in drafters(replay_rows([Record([5, 6, 5, 6], [5, 6, 5, 6])]))
 
 
 FIGURES = {
-    "measured": {"speed_by_task", "acceptance_by_position"},
+    "measured": {"speed_by_prompt", "acceptance_by_position"},
     "cost": {"cost_curve"},
     "replayed": {"tokens_per_step"},
 }

@@ -95,7 +95,7 @@ def test_a_new_method_appears_by_itself(loaded: LoadedModel, monkeypatch: pytest
     added = dataclasses.replace(METHODS["plain"], name="brand_new")
     for module in (rows_module, naming_module):
         monkeypatch.setattr(module, "METHODS", {**METHODS, "brand_new": added})
-    monkeypatch.setattr(naming_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
+    monkeypatch.setattr(rows_module, "resolve", {**METHODS, "brand_new": added}.__getitem__)
     assert default_rows(loaded)[0][-1].name == "brand_new"
 
 
@@ -117,12 +117,6 @@ def test_a_configuration_is_written_key_by_key_too(loaded: LoadedModel) -> None:
         PromptLookupConfig(max_draft_len=4),
         PromptLookupConfig(),
     ]
-
-
-def test_token_recycling_is_a_row_by_name_only(loaded: LoadedModel) -> None:
-    found = row("token_recycling:hot_start=False", loaded)
-    assert found.config == {"engine": "loop", "hot_start": False} and found.is_seed_exact
-    assert "token_recycling" not in {row.name for row in default_rows(loaded)[0]}
 
 
 def test_the_assisted_engine_promises_no_seeds(loaded: LoadedModel) -> None:
@@ -165,8 +159,7 @@ def test_a_class_of_the_user_s_own_is_a_row(loaded: LoadedModel) -> None:
         ("prompt_lookup:pool=print('x')", "method:key=value"),
         ("prompt_lookup:**x", "method:key=value"),
         ("promt_lookup:num_branches=4", "Did you mean 'prompt_lookup'"),
-        ("token_recycling:hot_start=1", "hot_start"),
-        ("token_recycling:engine=assisted", "engine"),
+        ("economize:lookup", "must have a model that other libraries can load"),
     ],
 )
 def test_a_name_that_is_no_row_is_an_error(loaded: LoadedModel, name: str, match: str) -> None:

@@ -225,7 +225,7 @@ def test_a_row_that_promises_no_seeds_is_not_flagged_for_sampling(document: dict
     assert flags(document) == [("greedy", "transformers:prompt_lookup", 0.5)]
 
 
-def test_a_transformers_row_that_refuses_the_model_is_left_out(
+def test_a_transformers_row_that_refuses_the_model_says_why(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -234,8 +234,10 @@ def test_a_transformers_row_that_refuses_the_model_is_left_out(
     monkeypatch.setattr(type(loaded.model), "_assisted_decoding", refuse)
     rows = ("transformers:prompt_lookup", "plain")
     entry = entry_of(bench(loaded, *rows, settings=ONE_ROUND, prompts=PROMPTS[:1]).run())
-    assert entry["left_out"] == {"transformers:prompt_lookup": "assisted generate is not supported"}
-    assert list(entry["summary"]["greedy"]) == [REFERENCE, "plain"]
+    summary = entry["summary"]["greedy"]
+    assert summary["transformers:prompt_lookup"]["errors"] == {"assisted generate is not supported": ["repeat"]}
+    assert summary["transformers:prompt_lookup"]["speed"] == {}
+    assert summary["plain"]["errors"] == {} and summary["plain"]["speed"]["overall"]["count"] == 1
 
 
 def test_no_call_drafts_from_an_answer_to_its_own_prompt(loaded: LoadedModel) -> None:

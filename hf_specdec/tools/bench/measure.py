@@ -16,6 +16,7 @@ from hf_specdec.call.run import class_generate
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.memory import PeakMemory
+from hf_specdec.tools.bench.peers.process import Process
 from hf_specdec.tools.bench.rows import Row
 
 Inputs = Mapping[str, torch.Tensor]
@@ -41,6 +42,7 @@ class Outcome:
             lookahead's window is none.
         mean_acceptance_length (`float`): of a watched batch, by the row's own count.
         peak_memory_bytes (`int`): of a watched call, most memory in use.
+        error (`str`): why a library gave no tokens.
     """
 
     token_ids: list[int]
@@ -55,6 +57,7 @@ class Outcome:
     num_draft_tokens: int | None = None
     mean_acceptance_length: float | None = None
     peak_memory_bytes: int | None = None
+    error: str | None = None
 
     def record(self) -> dict[str, Any]:
         """Known fields, as JSON values."""
@@ -66,6 +69,8 @@ def measured_call(
     loaded: LoadedModel, row: Row, inputs: Inputs, options: Mapping[str, Any], seed: int, *, is_watched: bool = False
 ) -> Outcome:
     """Call `generate` once, from `seed`, on ids and mask of `(rows, length)`, and time it or watch it."""
+    if row.process is not None:
+        return _call_of_a_library(loaded, row, row.process, inputs, options, seed, is_watched)
     torch.manual_seed(seed)
     num_rows, prompt_length = inputs["input_ids"].shape
     watch = _Watch(num_rows, prompt_length) if is_watched else None
@@ -79,7 +84,7 @@ def measured_call(
         cpu_started, started = time.process_time(), time.perf_counter()
         output = _generate(loaded, row, watch, inputs, options)
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        token_ids = _new_tokens(sequences[:, prompt_length:], loaded.model)
+        token_ids = _new_tokens(sequences[:, prompt_length:].tolist(), loaded.model)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
         peak = None if watch is None else memory.stop()
     finally:
@@ -104,15 +109,46 @@ def _generate(loaded: LoadedModel, row: Row, watch: "_Watch | None", inputs: Inp
     return generate(**copies, **options, **arguments, return_dict_in_generate=watch is not None or not is_batch)
 
 
-def _new_tokens(ids: torch.Tensor, model: Any) -> list[int]:
-    """Ids of `(rows, length)`; of a batch row after row, without the padding after each."""
-    if ids.shape[0] == 1:
-        return [int(token) for token in ids[0].tolist()]
+def _call_of_a_library(
+    loaded: LoadedModel,
+    row: Row,
+    process: Process,
+    inputs: Inputs,
+    options: Mapping[str, Any],
+    seed: int,
+    is_watched: bool,
+) -> Outcome:
+    """Have a library's process make and time the call. Its forwards are counted, and no token is seen on its way."""
+    pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    ids = [tokens[mask.bool()].tolist() for tokens, mask in pairs]
+    sampling = {"temperature": options.get("temperature", 1.0), "top_p": options.get("top_p", 1.0)}
+    call = {**row.arguments(None), "ids": ids, "max_new_tokens": options["max_new_tokens"], "seed": seed}
+    call |= {"sampling": sampling if options["do_sample"] else None, "is_watched": is_watched}
+    memory = PeakMemory(loaded.device, process.pid)
+    memory.start()
+    answer = process.ask(call)
+    if "error" in answer:
+        return Outcome([], 0.0, 0.0, error=answer["error"])
+    token_ids = _new_tokens(answer["token_ids"], loaded.model)
+    seen: dict[str, Any] = {}
+    if is_watched:
+        prompt, *steps = answer["widths"]
+        by_prompt = len(ids) if prompt == max(map(len, ids)) else 0  # tokens that the prompt's own forward gave
+        mean = (len(token_ids) - by_prompt) / len(ids) / max(len(steps), 1)
+        drafted = [0, *(width - 1 for width in steps)]
+        seen = {"drafted": drafted, "mean_acceptance_length": mean, "peak_memory_bytes": memory.stop()}
+    return Outcome(token_ids, answer["seconds"], answer["cpu_seconds"], **seen)
+
+
+def _new_tokens(rows: list[list[int]], model: Any) -> list[int]:
+    """Ids of a batch row after row, without the padding after each."""
+    if len(rows) == 1:
+        return rows[0]
     config = model.generation_config
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     padding = ends[0] if config.pad_token_id is None else config.pad_token_id
     kept: list[int] = []
-    for tokens in ids.tolist():
+    for tokens in rows:
         while tokens and tokens[-1] == padding:
             tokens.pop()
         kept += tokens

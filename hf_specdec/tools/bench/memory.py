@@ -8,15 +8,20 @@ from pathlib import Path
 
 import torch
 
-PROCESS = Path("/proc/self")
+PROCESSES = Path("/proc")
 RESET_HIGH_WATER_MARK = "5"
 
 
 class PeakMemory:
-    """Measures one call at a time."""
+    """Measures one call at a time.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        pid: the process that makes it; this one by default.
+    """
+
+    def __init__(self, device: torch.device, pid: int | None = None) -> None:
         self.device = device
+        self._process = PROCESSES / ("self" if pid is None else str(pid))
         self._can_reset = False
 
     def start(self) -> None:
@@ -25,7 +30,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
             return
         try:
-            (PROCESS / "clear_refs").write_text(RESET_HIGH_WATER_MARK)
+            (self._process / "clear_refs").write_text(RESET_HIGH_WATER_MARK)
             self._can_reset = True
         except OSError:
             self._can_reset = False
@@ -34,7 +39,10 @@ class PeakMemory:
         """Bytes at the peak since `start`; `None` where no one counts."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return _high_water_mark() if self.device.type == "cpu" and self._can_reset else None
+        if self.device.type != "cpu" or not self._can_reset:
+            return None
+        lines = (self._process / "status").read_text().splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def how_measured(device: torch.device) -> str:
@@ -46,10 +54,3 @@ def how_measured(device: torch.device) -> str:
     if device.type == "cuda":
         return "torch.cuda.max_memory_allocated during a call"
     return "peak resident set of the process during a call (VmHWM), weights and libraries included"
-
-
-def _high_water_mark() -> int | None:
-    for line in (PROCESS / "status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None

@@ -16,7 +16,7 @@ from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.conversation import encode, fitting
 from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.measure import measured_call
+from hf_specdec.tools.bench.measure import Outcome, measured_call
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings, Visit
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import OWN_PLAIN, REFERENCE, Row
@@ -59,20 +59,11 @@ class ModelRun:
         self._round: tuple[str, int] | None = None
 
     def warm_up(self) -> None:
-        """A few tokens with every row; transformers' own rows that refuse the model are left out."""
+        """A few tokens with every row."""
         largest = max(self.prompts, key=lambda prompt: len(prompt.batch))
         inputs = self._inputs(Visit(self.settings.modes[0], WATCHED_ROUND, largest, 0))
-        for row in list(self.rows):
-            options = {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}
-            try:
-                with using_method_state(self.loaded.model, MethodState()):
-                    measured_call(self.loaded, row, inputs, options, self.settings.seed)
-            except ValueError as error:
-                if row.kind != "transformers":
-                    raise
-                self.rows.remove(row)
-                self.entry["rows"] = [known for known in self.entry["rows"] if known["name"] != row.name]
-                self.entry["left_out"][row.name] = " ".join(str(error).split())
+        for row in self.rows:
+            self._outcome(row, MethodState(), inputs, {"max_new_tokens": WARM_UP_TOKENS, "do_sample": False}, 0, False)
 
     def measure(self, visit: Visit, first: int) -> bool:
         """Run the rows in turn, beginning with number `first` modulo theirs, and keep all their records or none.
@@ -93,9 +84,10 @@ class ModelRun:
             record = found[row.name]
             token_ids = record.pop("token_ids")
             record["num_tokens"] = len(token_ids)
-            record["equal"] = token_ids == expected
-            record["equal_to_plain"] = None if plain is None else token_ids == plain
-            record["first_difference"] = _first_difference(token_ids, expected)
+            if "error" not in record:
+                record["equal"] = token_ids == expected
+                record["equal_to_plain"] = None if plain is None else token_ids == plain
+                record["first_difference"] = _first_difference(token_ids, expected)
             if row.name == REFERENCE:
                 record["token_ids"] = token_ids
             self._records[_key(record, row.name)] = record
@@ -109,10 +101,27 @@ class ModelRun:
 
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         seed, is_watched = self.settings.seed + max(visit.round, 0), visit.round == WATCHED_ROUND
-        with using_method_state(self.loaded.model, self._method_states[row.name]):
-            options = self.settings.options(visit.mode)
-            outcome = measured_call(self.loaded, row, inputs, options, seed, is_watched=is_watched)
+        options, memory = self.settings.options(visit.mode), self._method_states[row.name]
+        outcome = self._outcome(row, memory, inputs, options, seed, is_watched)
         return {**visit.key, "row": row.name, **outcome.record()}
+
+    def _outcome(
+        self,
+        row: Row,
+        memory: MethodState,
+        inputs: Mapping[str, torch.Tensor],
+        options: dict[str, Any],
+        seed: int,
+        is_watched: bool,
+    ) -> Outcome:
+        """Outcome of a call; transformers' own rows may refuse the model or a batch."""
+        try:
+            with using_method_state(self.loaded.model, memory):
+                return measured_call(self.loaded, row, inputs, options, seed, is_watched=is_watched)
+        except ValueError as error:
+            if row.kind != "transformers":
+                raise
+            return Outcome([], 0.0, 0.0, error=" ".join(str(error).split()))
 
     def _inputs(self, visit: Visit) -> dict[str, torch.Tensor]:
         """Inputs of a visit, after earlier turns and the reference's answers to them."""

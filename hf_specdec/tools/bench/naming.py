@@ -4,34 +4,20 @@ import ast
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.entry import Method
-from hf_specdec.methods.registry import METHODS, resolve
-from hf_specdec.tools.bench.token_recycling import TOKEN_RECYCLING
+from hf_specdec.methods.registry import METHODS
 
-COMPARISONS: Mapping[str, Method] = MappingProxyType({TOKEN_RECYCLING.name: TOKEN_RECYCLING})
 KEYS = re.compile(r"([\w+]+):(.*)", re.DOTALL)
 COMPANIONS = ("draft_model", "head")  # what a row may have next to what the method has of its own
-
-
-def is_comparison(method: Method) -> bool:
-    """Tell methods that only the benchmark has."""
-    return method.name in COMPARISONS
 
 
 def is_method(name: str) -> bool:
     """Tell names of methods, with or without a configuration."""
     method_name, _ = split_companion(re.split("[:=]", name, maxsplit=1)[0])
-    return any(method_name in (method.name, *method.aliases) for method in (*METHODS.values(), *COMPARISONS.values()))
-
-
-def method_called(name: str) -> Method:
-    """The method of this package, or the one that only the benchmark knows, called `name`."""
-    return COMPARISONS.get(name) or resolve(name)
+    return any(method_name in (method.name, *method.aliases) for method in METHODS.values())
 
 
 def split_companion(name: str) -> tuple[str, str | None]:
@@ -47,7 +33,7 @@ def split_config(name: str) -> tuple[str, Any]:
     """
     keyed = KEYS.fullmatch(name)
     if keyed is not None:
-        return keyed[1], _keys(keyed[2], name)
+        return keyed[1], read_keys(keyed[2], name)
     method, equals, text = name.partition("=")
     if not equals:
         return name, None
@@ -57,8 +43,8 @@ def split_config(name: str) -> tuple[str, Any]:
         return method, text  # a Python literal, or an error that `parse` explains
 
 
-def _keys(text: str, name: str) -> dict[str, Any]:
-    """The configuration out of `key=value,key=value`."""
+def read_keys(text: str, name: str) -> dict[str, Any]:
+    """The configuration out of `key=value,key=value` in the row called `name`."""
     try:
         call = ast.parse(f"_({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):

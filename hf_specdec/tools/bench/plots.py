@@ -1,6 +1,6 @@
 """Figures of a document, as PNG and SVG. Reads the same JSON that the tables come from; needs matplotlib.
 
-speeds      speed by task, acceptance by position
+speeds      speed by prompt, acceptance by position
 replay      tokens per step against nodes
 cost        what T tokens at once cost
 """
@@ -8,7 +8,6 @@ cost        what T tokens at once cost
 import importlib
 import itertools
 import os
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from hf_specdec.tools.bench.tables import facts
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = "osD^vPX*"
 FORMATS = ("png", "svg")
-GROUP_WIDTH = 0.8
-LABEL_WIDTH = 14
 LEGEND_COLUMNS = 4
 
 Draw = Callable[[Document, Any], None]
@@ -71,7 +68,7 @@ def plot_document(
 def _figures() -> dict[str, dict[str, Draw]]:
     """Figures of each kind of document, by the file's name."""
     return {
-        SPEEDS: {"speed_by_task": _speed_by_task, "acceptance_by_position": _acceptance_by_position},
+        SPEEDS: {"speed_by_prompt": _speed_by_prompt, "acceptance_by_position": _acceptance_by_position},
         "replay": {"tokens_per_step": _tokens_per_step},
         "cost": {"cost_curve": _cost_curve},
     }
@@ -89,33 +86,28 @@ def check_matplotlib() -> None:
     import_extra("matplotlib.figure", "bench", "--plot")
 
 
-def _speed_by_task(document: Document, figure: Any) -> None:
-    drawn, numbers = panels(document), _numbers(document)
-    figure.set_size_inches(11, 3.6 * len(drawn))
+def _speed_by_prompt(document: Document, figure: Any) -> None:
+    """Every prompt a dot, by row; a line at the median, a bar at the fifth percentile, and the least as a number."""
+    drawn = panels(document)
+    figure.set_size_inches(9, sum(0.8 + 0.24 * len(panel.rows) for panel in drawn))
     for axes, panel in zip(_grid(figure, len(drawn), 1), drawn, strict=True):
-        rows = {name: row["speed"] for name, row in panel.rows.items() if name != REFERENCE}
-        tasks = [task for task in dict.fromkeys(task for speed in rows.values() for task in speed) if task != OVERALL]
-        groups = [*tasks, OVERALL]
-        width = GROUP_WIDTH / max(len(rows), 1)
-        for place, (name, speed) in enumerate(rows.items()):
-            places = [index + (place - (len(rows) - 1) / 2) * width for index in range(len(groups))]
-            known = [(centre, speed[task]) for centre, task in zip(places, groups, strict=True) if task in speed]
-            axes.bar(
-                [centre for centre, _ in known],
-                [ratio["median"] for _, ratio in known],
-                width * 0.92,
-                yerr=_errors([ratio for _, ratio in known]),
-                error_kw={"elinewidth": 0.8, "ecolor": "0.3"},
-                color=COLOURS[numbers[name] % len(COLOURS)],
-                label=name,
-            )
-        axes.axhline(1.0, color="0.3", linewidth=0.8)
-        axes.axvline(len(tasks) - 0.5, color="0.8", linewidth=0.8)
-        axes.set_xticks(range(len(groups)), [textwrap.fill(group, LABEL_WIDTH) for group in groups])
-        axes.set_ylabel(f"speed, {REFERENCE} = 1")
+        rows = [(name, row) for name, row in panel.rows.items() if name != REFERENCE]
+        for place, (_, row) in enumerate(rows):
+            ratios = row["speed_by_prompt"]
+            axes.scatter(ratios, [place] * len(ratios), s=14, alpha=0.6, color=COLOURS[0], linewidths=0)
+            if OVERALL in row["speed"]:
+                median, low = row["speed"][OVERALL]["median"], row["speed_fifth_percentile"]
+                axes.plot([median] * 2, [place - 0.35, place + 0.35], color=COLOURS[1], linewidth=1.6)
+                axes.plot([low] * 2, [place - 0.25, place + 0.25], color="0.3", linewidth=1)
+                label = f"{median:.2f}  5 %: {low:.2f}  least: {row['speed_least']:.2f}"
+                axes.annotate(label, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=7)
+        axes.axvline(1.0, color="0.3", linewidth=0.8)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"speed of each prompt, {REFERENCE} = 1")
         axes.set_title(panel.title, loc="left", fontsize=10)
-        _tidy(axes, grid="y")
-    _legend(figure)
+        _tidy(axes, grid="x")
 
 
 def _acceptance_by_position(document: Document, figure: Any) -> None:

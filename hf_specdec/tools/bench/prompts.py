@@ -10,7 +10,7 @@ Knows nothing about tokenizers or models.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -103,14 +103,20 @@ def _listed(paths: Iterable[str | PathLike[str]]) -> list[str | PathLike[str]]:
 
 
 def batched(prompts: Sequence[Prompt], sizes: Iterable[int]) -> list[Prompt]:
-    """Batches of the prompts in their order, a task for each size; what fills no batch is left out."""
-    found = []
+    """Batches of the prompts in their order, a task for each size; what fills no batch is left out.
+
+    Size 1 stands for the first turns of the prompts, each in its own task.
+    """
+    found: list[Prompt] = []
     for size in dict.fromkeys(sizes):
         check_positive("batch_size", size, "Usual values are 1 to 16.")
         if size > len(prompts):
             rule = f"must be at most {len(prompts)}, the number of prompts"
             raise ConfigError("batch_size", rule, size, "Give more prompts, or a higher --limit.")
-        task = f"{size} row{'s' if size > 1 else ''}"
+        if size == 1:
+            found += [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
+            continue
+        task = f"{size} rows"
         for start in range(0, len(prompts) - size + 1, size):
             rows = tuple(prompts[start : start + size])
             found.append(Prompt(f"{rows[0].id}, {task}", task, ("",), batch=rows))

@@ -17,10 +17,10 @@ from hf_specdec.errors import ConfigError, counted, unknown_name
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
-from hf_specdec.methods.registry import METHODS
+from hf_specdec.methods.registry import METHODS, resolve
 from hf_specdec.tools.bench.document import Save, add_table
 from hf_specdec.tools.bench.header import new_document
-from hf_specdec.tools.bench.naming import COMPARISONS, imported, is_import, is_method, method_called, split_config
+from hf_specdec.tools.bench.naming import imported, is_import, is_method, split_config
 from hf_specdec.tools.bench.replay import Record, ReplayResult, replay
 from hf_specdec.tools.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.tools.command_errors import within
@@ -115,16 +115,16 @@ def _jobs(name: str) -> list[Job]:
             raise ConfigError("row", "must be a Drafter for --replay", name, "Subclass hf_specdec.Drafter.")
         return [Job(name, budget, lambda method_state: factory()) for budget in BUDGETS]
     if not is_method(name):
-        raise unknown_name("row", name, [*METHODS, *COMPARISONS])
+        raise unknown_name("row", name, METHODS)
     method_name, value = split_config(name)
-    config = method_called(method_name).config_class.parse(value, "row")
+    config = resolve(method_name).config_class.parse(value, "row")
     whole = _method_job(name, method_name, config)
     smaller = [budget for budget in BUDGETS if budget < whole.num_nodes]
     return [*(Job(name, budget, whole.make) for budget in smaller), whole]
 
 
 def _method_job(name: str, method_name: str, config: Any) -> Job:
-    method = method_called(method_name)
+    method = resolve(method_name)
     if method.needs_model:
         raise ConfigError("row", "must draft from the text alone for --replay", name, "Measure it with a model.")
     return Job(name, config.node_budget, lambda method_state: method.make(config, DrafterContext(method_state)))

@@ -8,7 +8,8 @@ Knows nothing about timing or statistics. Rows come from names:
     row("prompt_lookup")                    a method of this package at its defaults
     row('prompt_lookup={"num_branches": 4}')    the same with a configuration
     row("prompt_lookup:num_branches=4,pool=shared")     another way to write one
-    row("token_recycling")                  a method that only the benchmark knows, for comparison
+    row("economize:lookup", loaded)         another library's, in a process of its own
+    row("economize:lookup,cycle_length=4", loaded)  the same with its options
     row("eagle3", loaded)                   drafts with the model's head
     row("draft_model=[4]", loaded)          drafts with the model's assistant
     row("auto+draft_model", loaded)        auto with the model's assistant, which "auto" goes without
@@ -36,26 +37,19 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import Method
-from hf_specdec.methods.registry import METHODS
+from hf_specdec.methods.registry import METHODS, resolve
 from hf_specdec.tools.bench.candidates import DecodeWithCandidates
 from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.naming import (
-    COMPARISONS,
-    imported,
-    is_comparison,
-    is_import,
-    is_method,
-    method_called,
-    split_companion,
-    split_config,
-)
+from hf_specdec.tools.bench.naming import imported, is_import, is_method, read_keys, split_companion, split_config
+from hf_specdec.tools.bench.peers.process import LIBRARIES, Process
 from hf_specdec.tools.command_errors import within
 
 REFERENCE = "generate"
 OWN_PLAIN = "plain"  # this package's loop without drafts, whose kernels the other rows have
 DEFAULT = "default"
-LOOKUP, ASSISTANT = "transformers:prompt_lookup", "transformers:assistant"
+LOOKUP, ASSISTANT, STATIC = "transformers:prompt_lookup", "transformers:assistant", "transformers:static"
 LOOKUP_NUM_TOKENS = 10
+PEERS = "peers"  # rows of other libraries, and those of ours that they are compared with
 
 Arguments = Callable[[Any], dict[str, Any]]
 
@@ -66,10 +60,11 @@ class Row:
 
     Attributes:
         name (`str`): as the user writes it.
-        kind (`str`): `"reference"`, `"transformers"`, `"method"`, `"drafter"` or `"candidates"`.
+        kind (`str`): `"reference"`, `"transformers"`, `"method"`, `"drafter"`, `"candidates"` or `"library"`.
         arguments: from a streamer (or `None`) to the arguments of one call of `generate`.
         is_seed_exact (`bool`): whether it promises plain's tokens for plain's seed. Greedy tokens all rows promise.
         config (`dict[str, Any] | None`): its configuration, as JSON values.
+        process (`Process | None`): of a library, which makes the calls.
     """
 
     name: str
@@ -77,6 +72,7 @@ class Row:
     arguments: Arguments
     is_seed_exact: bool
     config: dict[str, Any] | None = None
+    process: Process | None = None
 
     @classmethod
     def of_arguments(
@@ -108,10 +104,11 @@ def default_rows(loaded: LoadedModel) -> tuple[list[Row], dict[str, str]]:
 def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Row], dict[str, str]]:
     """The reference and the rows called `names`, each once; `"default"` stands for every row that the model allows.
 
-    A row may stand for its name.
+    `"peers"` stands for the rows of other libraries and those of ours that they are compared with. A row may stand for
+    its name.
 
     Returns:
-        The rows, and the reasons for the default ones that are left out, by name.
+        The rows, and the reasons for those of `"default"` and `"peers"` that are left out, by name.
 
     Raises:
         ConfigError: a row named on its own does not exist, or the model lacks what it needs.
@@ -122,15 +119,25 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
         if isinstance(name, Row):
             rows.setdefault(name.name, name)
             continue
-        if name != DEFAULT:
+        if name not in (DEFAULT, PEERS):
             rows.setdefault(name, _named_row(name, loaded))
             continue
-        for default in (LOOKUP, ASSISTANT, *METHODS):
+        for own in _default_names() if name == DEFAULT else _peer_names():
             try:
-                rows.setdefault(default, row(default, loaded))
+                rows.setdefault(own, row(own, loaded))
             except SpecError as error:
-                left_out[default] = str(error)
+                left_out[own] = str(error)
     return list(rows.values()), left_out
+
+
+def _default_names() -> list[str]:
+    return [LOOKUP, ASSISTANT, *METHODS]
+
+
+def _peer_names() -> list[str]:
+    theirs = [f"{name}:{row}" for name, library in LIBRARIES.items() for row in library.rows]
+    ours = [OWN_PLAIN, "prompt_lookup", "auto", "auto:pool=request", "draft_model", "eagle3"]
+    return [LOOKUP, ASSISTANT, STATIC, *theirs, *ours]
 
 
 def own_rows(names: Iterable[str], loaded: LoadedModel) -> list[Row]:
@@ -157,16 +164,20 @@ def row(name: str, loaded: LoadedModel) -> Row:
         return transformers_row(name, how, how)
     if name == ASSISTANT:
         return _assistant_row(loaded)
+    if name == STATIC:
+        return transformers_row(name, {"cache_implementation": "static"})
+    if name.partition(":")[0] in LIBRARIES:
+        return _library_row(name, loaded)
     if is_import(name):
         return _own_row(name, loaded)
     if not is_method(name):
-        raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, *METHODS, *COMPARISONS])
+        raise unknown_name("row", name, [DEFAULT, PEERS, REFERENCE, LOOKUP, ASSISTANT, STATIC, *METHODS, *LIBRARIES])
     return _method_row(name, *split_config(name), loaded)
 
 
 def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) -> Row:
     method_name, companion = split_companion(method_name)
-    method = method_called(method_name)
+    method = resolve(method_name)
     takes = {None: True, "draft_model": method.takes_draft_model, "head": method.takes_draft_head}
     if not takes[companion]:
         raise ConfigError("row", f"must be a method that takes a {companion}", name, f"Write {method_name}.")
@@ -174,7 +185,7 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     if config.costs_file is not None:
         StepCosts(0.0).load(config.costs_file)  # an error before anything is measured
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    how: dict[str, Any] = {"spec_method": method if is_comparison(method) else method.name, "spec_config": config}
+    how: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
     if method.needs_draft_head or companion == "head":
         how["assistant_model"] = head = _head_of(loaded, name, method)
         described |= {"head": head.name_or_path, "head_dtype": str(head.dtype).removeprefix("torch.")}
@@ -225,6 +236,26 @@ def _assistant_row(loaded: LoadedModel) -> Row:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
     return transformers_row(ASSISTANT, loaded.assisted, {"assistant": loaded.assistant_name})
+
+
+def _library_row(name: str, loaded: LoadedModel) -> Row:
+    """A row of another library, `library:row` or `library:row,key=value,...`; starts the library's process."""
+    if loaded.processes is None:
+        rule = "must have a model that other libraries can load: a folder in fp32, bf16 or fp16, at its own size"
+        raise ConfigError(name, rule, loaded.label, "Leave --widen and --device-map out.")
+    library, _, rest = name.partition(":")
+    called, _, text = rest.partition(",")
+    options = read_keys(text, name) if text else {}
+    process = loaded.processes.of_row(library, called)
+    config = {**options, "versions": process.versions}
+    return Row(
+        name,
+        "library",
+        lambda streamer: {"row": called, "options": options},
+        is_seed_exact=False,
+        config=config,
+        process=process,
+    )
 
 
 def _own_row(name: str, loaded: LoadedModel) -> Row:

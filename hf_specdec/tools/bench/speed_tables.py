@@ -11,6 +11,8 @@ from hf_specdec.tools.bench.table import Table
 
 DETAILS = {
     "": "{name}",
+    "5th percentile": "{speed_fifth_percentile:.2f}",
+    "least": "{speed_least:.2f}",
     "by CPU time": "{speed_by_processor_time[median]:.2f}",
     "tokens a step": "{mean_acceptance_length:.2f}",
     "drafted a step": "{drafted_per_step:.1f}",

@@ -133,7 +133,8 @@ def speed_notes(document: Document) -> list[str]:
     lines = [
         f"Tasks and overall: tokens a second over those of {REFERENCE!r} next to it, median over prompts; 95 %: "
         f"bootstrap interval of overall. Equal: share of prompts with the tokens of {REFERENCE!r}.",
-        "By CPU time: the same as overall, from the processor time of the process; the two agree on a quiet machine. "
+        "5th percentile and least: of the prompts' ratios. By CPU time: the same as overall, from the processor "
+        "time of the process; the two agree on a quiet machine. "
         "Tokens a step: mean acceptance length, from the target's forwards after the prompt's. First token: median. "
         f"Peak memory: {peak_memory}{', all models loaded' if several else ''}.",
     ]
@@ -153,6 +154,7 @@ def speed_notes(document: Document) -> list[str]:
         for name, row in panel.rows.items():
             place = where[panel.model, panel.mode]
             lines += [f"{name} ({place}) decoded without drafts: {reason}" for reason in row["plain_reasons"]]
+            lines += [f"{name} ({place}) refuses {', '.join(on)}: {error}" for error, on in row["errors"].items()]
     lines += [
         f"{NOT_EQUAL}: {flag.row} ({where[flag.model, flag.mode]}) gave the tokens of {REFERENCE!r} on "
         f"{flag.share_equal:.0%} of the prompts only."

@@ -35,11 +35,13 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
 def mean_acceptance_length(watched: Sequence[Record]) -> float:
     """Tokens a verify step: what the target's forwards after the prompt's led to, over their number.
 
-    Of batches, whose tokens no one watches, the mean of what the rows themselves count.
+    Of batches and of other libraries, whose tokens no one watches, the calls' own means, weighted by their forwards.
     """
     steps = _after_the_prompt(watched, "blocks")
-    counted = [record["mean_acceptance_length"] for record in watched if "mean_acceptance_length" in record]
-    return _mean(steps or counted, 1.0)
+    counted = [record for record in watched if "mean_acceptance_length" in record]
+    weights = [max(len(record.get("drafted", ())) - 1, 1) for record in counted]
+    sums = sum(weight * record["mean_acceptance_length"] for weight, record in zip(weights, counted, strict=True))
+    return _mean(steps, sums / sum(weights) if weights else 1.0)
 
 
 def acceptance_by_position(watched: Iterable[Record]) -> list[float]:
@@ -94,18 +96,23 @@ def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterab
 
 
 def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], bases: Sequence[str]) -> dict[str, Any]:
-    own = [record for record in timed if record["row"] == name]
-    own_watched = [record for record in watched if record["row"] == name]
+    asked = [record for record in (*timed, *watched) if record["row"] == name]
+    own = [record for record in timed if record["row"] == name and "error" not in record]
+    own_watched = [record for record in watched if record["row"] == name and "error" not in record]
     drafting = [record for record in own if record.get("draft_seconds") is not None]
     seconds, num_tokens = _sum(own, "seconds"), _sum(own, "num_tokens")
+    ratios = [ratio for of_task in _by_prompt(own, timed, "seconds").values() for ratio in of_task]
     return {
         "speed": _ratios(own, timed, "seconds"),
+        "speed_by_prompt": ratios,
+        "speed_fifth_percentile": _quantile(ratios, 0.05),
+        "speed_least": min(ratios, default=None),
         "speed_by_processor_time": _ratios(own, timed, "cpu_seconds").get(OVERALL),
         "speed_against": {base: _ratios(own, timed, "seconds", base) for base in bases},
         "tokens_per_second": num_tokens / seconds if seconds else None,
         "num_tokens": num_tokens,
         "first_token_seconds": _median(_known(own_watched, "first_token_seconds")),
-        "mean_acceptance_length": mean_acceptance_length(own_watched),
+        "mean_acceptance_length": mean_acceptance_length(own_watched) if own_watched else None,
         "tokens_per_step": _by_task(own_watched, mean_acceptance_length),
         "acceptance_by_position": acceptance_by_position(own_watched),
         "drafted_per_step": _drafted_per_step(own_watched),
@@ -116,7 +123,17 @@ def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], 
         "share_equal_to_plain": _share_equal([*own, *own_watched], "equal_to_plain"),
         "reliability": reliability(point for record in own for point in record.get("reliability", ())),
         "plain_reasons": sorted(set(filter(None, _known(own, "plain_reason")))),
+        "errors": _tasks_by_error(asked),
     }
+
+
+def _tasks_by_error(asked: Iterable[Record]) -> dict[str, list[str]]:
+    """Tasks of the calls that gave no tokens, by the reason."""
+    tasks: dict[str, dict[str, None]] = {}
+    for record in asked:
+        if "error" in record:
+            tasks.setdefault(record["error"], {})[record["task"]] = None
+    return {error: list(names) for error, names in tasks.items()}
 
 
 def _drafted_per_step(watched: Sequence[Record]) -> float:
@@ -150,6 +167,16 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE) -> dict[str, Any]:
     """Speed against the row `base` for each task and overall, with intervals."""
+    by_task = _by_prompt(own, records, clock, base)
+    everything = [ratio for ratios in by_task.values() for ratio in ratios]
+    groups = {**by_task, OVERALL: everything} if everything else {}
+    return {task: median_with_interval(ratios) for task, ratios in groups.items()}
+
+
+def _by_prompt(
+    own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE
+) -> dict[str, list[float]]:
+    """Ratios to the row `base` of each task's prompts."""
     references = {_visit(record): record for record in records if record["row"] == base}
     by_prompt: dict[tuple[str, str, int], list[float]] = {}
     for record in own:
@@ -162,9 +189,7 @@ def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: 
         ratio = _median(ratios)
         assert ratio is not None
         by_task.setdefault(task, []).append(ratio)
-    everything = [ratio for ratios in by_task.values() for ratio in ratios]
-    groups = {**by_task, OVERALL: everything} if everything else {}
-    return {task: median_with_interval(ratios) for task, ratios in groups.items()}
+    return by_task
 
 
 def _share_equal(seen: Sequence[Record], field: str) -> float | None:
@@ -178,7 +203,11 @@ def _share_equal(seen: Sequence[Record], field: str) -> float | None:
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return float(torch.quantile(torch.tensor(values, dtype=torch.float64), 0.5)) if values else None
+    return _quantile(values, 0.5)
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return float(torch.quantile(torch.tensor(values, dtype=torch.float64), share)) if values else None
 
 
 def _visit(record: Record) -> tuple[str, str, int, int]:

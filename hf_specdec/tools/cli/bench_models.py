@@ -68,6 +68,12 @@ class ModelsOptions:
     max_memory: options.MaxMemory = None
     offload_folder: options.OffloadFolder = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 1 on a CPU.")] = None
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="LIBRARY=PATH: the interpreter that has another library; repeat for more. Default: this one."
+        ),
+    ] = None
 
     @property
     def paths(self) -> list[str | None]:
@@ -85,6 +91,15 @@ class ModelsOptions:
         given = self.device_map, self.max_memory, self.offload_folder
         where = read_where(*given, None, tensor_parallel=False, device=None)
         return None if self.device_map is None else where.target
+
+    @property
+    def peer_pythons(self) -> dict[str, str]:
+        """Interpreters by library."""
+        given = [text.partition("=") for text in self.peer_python or ()]
+        for name, equals, path in given:
+            if not (name and equals and path):
+                raise ConfigError("peer_python", "must be LIBRARY=PATH", name, "For example economize=env/bin/python.")
+        return {name: path for name, _, path in given}
 
     def pick_device(self) -> torch.device:
         """Pick the device, set the threads, and show no bars while weights are read.
@@ -130,6 +145,7 @@ class ModelsOptions:
             widen_to=size,
             attn_implementation=self.attn_implementation,
             placement=placement,
+            peer_pythons=self.peer_pythons,
         )
         if size is not None:
             of = f"{loaded.name}: " if len(self.paths) > 1 else ""

@@ -14,6 +14,7 @@ from hf_specdec.tools.bench.document import SPEEDS, check_document_file
 from hf_specdec.tools.bench.plan import BenchSettings
 from hf_specdec.tools.bench.plots import check_drawn, check_matplotlib
 from hf_specdec.tools.bench.prompts import Prompt, batched, load_prompts, random_prompts
+from hf_specdec.tools.bench.rows import PEERS
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.command_errors import within
@@ -40,8 +41,8 @@ class PromptOptions:
         list[int] | None,
         typer.Option(
             min=1,
-            help="Prompts decoded together, first turns only; repeat for more, each a task of its own. Default: one "
-            "prompt, all turns. With --many: rows of generate_many; default 8.",
+            help="Prompts decoded together, first turns only; repeat for more, each a task of its own, and 1 every "
+            "prompt in its own. Default: 1, all turns. With --many: rows of generate_many; default 8.",
         ),
     ] = None
 
@@ -71,10 +72,14 @@ class RunOptions:
         list[str] | None,
         typer.Option(
             help=f"What to measure next to generate: a method ({', '.join(METHODS)}), a method with its configuration "
-            "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, token_recycling, transformers:prompt_lookup, "
-            "transformers:assistant, module:Class, or default for all there are. Repeat for more. Default: default."
+            "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, transformers:prompt_lookup, "
+            "transformers:assistant, transformers:static, another library's (economize:lookup), module:Class, or "
+            "default for all there are. Repeat for more. Default: default."
         ),
     ] = None
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Measure the rows of other libraries, with ours that they compare with.")
+    ] = False
     prompt_lookup_config: options.PromptLookupForm = None
     lookahead_config: options.LookaheadForm = None
     draft_model_config: options.DraftModelForm = None
@@ -101,9 +106,13 @@ class RunOptions:
 
     @property
     def rows(self) -> list[str]:
-        """Rows that `--row` names, and one for each list form."""
+        """Rows of `--peers`, those that `--row` names, and one for each list form."""
         methods = config_arguments()
-        return [*(self.row or ()), *(f"{methods[name].name}={form}" for name, form in self._forms.items())]
+        return [
+            *[PEERS] * self.peers,
+            *(self.row or ()),
+            *(f"{methods[name].name}={form}" for name, form in self._forms.items()),
+        ]
 
     @property
     def _forms(self) -> dict[str, str]:

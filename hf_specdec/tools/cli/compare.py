@@ -119,9 +119,11 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
             raise
     document = bench.document
     (entry,) = document["models"]
-    rows = [_row(name, summary, entry, len(prompts), rounds) for name, summary in entry["summary"][mode].items()]
+    summaries = entry["summary"][mode]
+    refusing = {name: next(iter(summary["errors"])) for name, summary in summaries.items() if summary["errors"]}
+    rows = [_row(name, summaries[name], entry, len(prompts), rounds) for name in summaries if name not in refusing]
     keeps_promise = all(flag.row != method for flag in flagged(document))
-    return Comparison(rows, rounds, document["is_complete"], entry["left_out"], keeps_promise)
+    return Comparison(rows, rounds, document["is_complete"], entry["left_out"] | refusing, keeps_promise)
 
 
 def _keep_whole_rounds(bench: Bench) -> int:
