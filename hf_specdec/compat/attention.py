@@ -15,22 +15,11 @@ from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function
+from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function as causal_mask_function
 
 from hf_specdec.compat.generation import has_own_cache
 from hf_specdec.compat.masks import mask_function_of
-
-__all__ = [
-    "attention_function_of",
-    "can_set_attention",
-    "causal_mask_function",
-    "eager_attention_of",
-    "register_attention",
-    "sdpa_attention_forward",
-    "takes_tensor_masks",
-    "version_of",
-]
 
 # transformers' own functions that make something else than a 4-D tensor, under the names they are registered with.
 MASKS_OF_OTHER_KINDS = ("flash_attention_2", "flex_attention")

@@ -22,33 +22,6 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-__all__ = [
-    "CACHE",
-    "CACHE_LENGTHS",
-    "CACHE_NAMES",
-    "GIVEN_CACHES",
-    "STATIC_NAMES",
-    "VALUES_KEEP_DTYPE",
-    "DummyLayer",
-    "assists_static_caches",
-    "attends_to_images",
-    "cache_name",
-    "cached_length",
-    "can_crop",
-    "can_reorder",
-    "crop_to",
-    "decoding_cache",
-    "given_cache",
-    "given_states",
-    "holds_states",
-    "is_users_own",
-    "record_as",
-    "recorded",
-    "replaced_attributes",
-    "sees_images",
-    "under_new_name",
-]
-
 OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both
 _HAS_NEW_NAME = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if _HAS_NEW_NAME else OLD_NAMES[0]  # a cache among the arguments and in the outputs of most models

@@ -28,11 +28,11 @@ from transformers import (
     StoppingCriteriaList,
     cache_utils,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticCache
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticCache
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_specdec.compat.caches import CACHE, CACHE_NAMES, DummyLayer
+from hf_specdec.compat.caches import CACHE, CACHE_NAMES
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
 

@@ -5,7 +5,5 @@ Names                              Why
 `validate_repo_id`                 a name that is none is refused before anything is written under it
 """
 
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-from transformers.utils import cached_file
-
-__all__ = ["cached_file", "validate_repo_id"]
+from huggingface_hub.utils import validate_repo_id as validate_repo_id  # type: ignore[attr-defined]
+from transformers.utils import cached_file as cached_file

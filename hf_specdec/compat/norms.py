@@ -9,9 +9,7 @@ import types
 from typing import TypeGuard
 
 import torch
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-__all__ = ["LlamaRMSNorm", "is_rms_norm"]
+from transformers.models.llama.modeling_llama import LlamaRMSNorm as LlamaRMSNorm
 
 CODE = ("co_code", "co_names", "co_varnames", "co_consts")
 LLAMAS = LlamaRMSNorm.forward  # before anybody replaces it

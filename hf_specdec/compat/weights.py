@@ -16,23 +16,12 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
-from transformers.core_model_loading import ConversionOps
-from transformers.pytorch_utils import Conv1D
-from transformers.quantizers import HfQuantizer, auto
-from transformers.quantizers.base import get_keys_to_not_convert
-from transformers.utils.quantization_config import QuantizationConfigMixin
-
-__all__ = [
-    "Conv1D",
-    "ConversionOps",
-    "HfQuantizer",
-    "QuantizationConfigMixin",
-    "dequantized_gguf",
-    "get_keys_to_not_convert",
-    "keep_in_full_precision",
-    "register",
-    "tied_names",
-]
+from transformers.core_model_loading import ConversionOps as ConversionOps
+from transformers.pytorch_utils import Conv1D as Conv1D
+from transformers.quantizers import HfQuantizer as HfQuantizer
+from transformers.quantizers import auto
+from transformers.quantizers.base import get_keys_to_not_convert as get_keys_to_not_convert
+from transformers.utils.quantization_config import QuantizationConfigMixin as QuantizationConfigMixin
 
 
 def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:

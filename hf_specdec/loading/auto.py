@@ -40,16 +40,6 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
 
-__all__ = [
-    "PRECISIONS",
-    "AutoDraftHead",
-    "AutoModelForCausalLM",
-    "AutoModelForSeq2SeqLM",
-    "describe_weights",
-    "is_draft_head",
-    "load_draft",
-]
-
 MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
 
 

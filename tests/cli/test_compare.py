@@ -199,7 +199,10 @@ def test_the_table_is_readable_at_any_width(
 ) -> None:
     """Every word and every value is in one piece, and no line is wider than the terminal."""
     names = (PLAIN, TRANSFORMERS, "auto")
-    rows = [compare.ComparedRow(name, 96, 0.08, 1234.5, 1.0, 0.98, 123, 45, 2.34, 2, False) for name in names]
+    keys = ("tokens", "seconds", "tokens_per_second", "ratio_to_plain", "ratio_to_transformers", "drafted", "accepted")
+    values = dict(zip(keys, (96, 0.08, 1234.5, 1.0, 0.98, 123, 45), strict=True))
+    values |= {"mean_acceptance_length": 2.34, "prompts_equal_to_plain": 2}
+    rows = [{"name": name, **values} for name in names]
     monkeypatch.setattr(report, "stdout_console", lambda: Console(file=sys.stdout, width=width))
     report.print_table(compare.comparison_table(rows, 3), "dtype float32")
     shown = capsys.readouterr().out

@@ -13,11 +13,32 @@ from hf_specdec.forward.target import tree_mask
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.kernels import cpu, linear
 from hf_specdec.tools.cli.diff import Search
-from hf_specdec.tools.cli.prompts import STACK
 from tests.cli.conftest import Run
 from tests.helpers.devices import DEVICE, EmulatedDevice, moved
 
 HOW = {"spec_method": "auto", "spec_config": {"num_nodes": 16}}
+
+STACK = '''class Stack:
+    """A last-in, first-out collection."""
+
+    def __init__(self, items=None):
+        self.items = list(items or [])
+
+    def push(self, item):
+        """Put an item on top."""
+        self.items.append(item)
+
+    def pop(self):
+        """Remove and return the item on top."""
+        if not self.items:
+            raise IndexError("pop from an empty stack")
+        return self.items.pop()
+
+
+class Queue:
+    """A first-in, first-out collection."""
+
+'''
 
 
 def search(tokenizer: Any, precision: str = "fp32", **options: Any) -> Search:

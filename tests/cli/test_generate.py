@@ -11,6 +11,7 @@ from transformers import GenerationConfig, MistralConfig, MistralForCausalLM, St
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.tools.cli.job import Job, Result
+from hf_specdec.tools.cli.prompts import PROMPTS
 from tests.cli.conftest import Run
 from tests.helpers.support import plain
 
@@ -146,7 +147,7 @@ def test_the_prompt_may_come_from_stdin(run: Run, words: tuple[str, ...]) -> Non
 
 
 def test_without_a_prompt_a_built_in_one_is_continued(run: Run) -> None:
-    assert document(run, *SHORT)["prompt"].startswith("class Stack:")
+    assert document(run, *SHORT)["prompt"] == PROMPTS[0]
 
 
 def test_none_is_transformers_own_loop(run: Run, target: Any, tokenizer: Any) -> None:

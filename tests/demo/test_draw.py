@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hf_specdec.common.observer import SourceVote
 from hf_specdec.methods.registry import sources
 from hf_specdec.tools.demo.draw.charts import draw_charts
 from hf_specdec.tools.demo.draw.lanes import draw_race
@@ -16,7 +17,7 @@ from hf_specdec.tools.demo.draw.notices import draw_error, draw_idea, draw_link,
 from hf_specdec.tools.demo.draw.sources import draw_legend, source_class, source_of
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.draw.tree import draw_tree
-from hf_specdec.tools.demo.record import Lane, Node, Race, Step, Token, Vote
+from hf_specdec.tools.demo.record import Lane, Node, Race, Step, Token
 from hf_specdec.tools.demo.settings import Settings
 from tests.demo.conftest import HOSTILE
 
@@ -56,7 +57,7 @@ def hostile_race() -> Race:
     """Every text of a record is markup, control characters, and characters that turn text around."""
     nodes = (
         Node(-1, HOSTILE),
-        Node(0, HOSTILE, "text", 0.5, True, (Vote("text", 0.5, 1.0),)),
+        Node(0, HOSTILE, "text", 0.5, True, (SourceVote("text", 0.5, 1.0),)),
         Node(0, "\n", "window", None),
     )
     nodes = (dataclasses.replace(nodes[0], is_accepted=True), *nodes[1:])

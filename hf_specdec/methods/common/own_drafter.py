@@ -35,12 +35,7 @@ def maker_of(value: Any) -> Callable[[], BaseDrafter]:
 def _needs_arguments(make: Callable[..., Any]) -> bool:
     """True if a callable has parameters without a default; `False` where it does not tell, as built-in types."""
     try:
-        parameters = inspect.signature(make).parameters.values()
-    except ValueError:
-        return False
-    needed = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
-    return any(p.default is p.empty and p.kind in needed for p in parameters)
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:
+        return isinstance(error, TypeError)
+    return False

@@ -3,7 +3,6 @@
 Each round begins with what the model remembered before, so that no call can draft from its own answer.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,46 +42,19 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRow:
-    """One way to generate, over all prompts.
-
-    Attributes:
-        tokens (`int`): new tokens of one round.
-        seconds (`float`): of one round, their mean.
-        tokens_per_second (`float`): over all rounds.
-        ratio_to_plain, ratio_to_transformers (`float | None`):
-            median over prompts of the median over rounds of this row's tokens per second to the other's.
-        drafted, accepted (`int`): draft tokens of one round, and those of them that were emitted.
-        mean_acceptance_length (`float`): tokens a verify step.
-        prompts_equal_to_plain (`int`): prompts with plain generate's token ids in every round.
-        equal_to_plain (`bool`): whether that holds for all prompts.
-    """
-
-    name: str
-    tokens: int
-    seconds: float
-    tokens_per_second: float
-    ratio_to_plain: float | None
-    ratio_to_transformers: float | None
-    drafted: int
-    accepted: int
-    mean_acceptance_length: float
-    prompts_equal_to_plain: int
-    equal_to_plain: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """Result of a comparison.
 
     Attributes:
+        rows (`list[dict[str, Any]]`): every way to generate over all prompts, as JSON values. Tokens and seconds are of
+            one round, ratios the median over prompts of the median over rounds of the tokens per second of both.
         rounds (`int`): timed rounds that are complete.
         is_complete (`bool`): whether they are all that were asked for.
         left_out (`dict[str, str]`): rows that transformers refuses, and its reasons.
         keeps_promise (`bool`): whether the method gave the tokens that it promises.
     """
 
-    rows: list[ComparedRow]
+    rows: list[dict[str, Any]]
     rounds: int
     is_complete: bool
     left_out: dict[str, str]
@@ -147,25 +119,27 @@ def _transformers_way(how: Mapping[str, Any]) -> Row:
     return transformers_row(TRANSFORMERS, {theirs: getattr(alike, own) for theirs, own in names.items()})
 
 
-def _row(name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_prompts: int, rounds: int) -> ComparedRow:
+def _row(
+    name: str, summary: Mapping[str, Any], entry: Mapping[str, Any], num_prompts: int, rounds: int
+) -> dict[str, Any]:
     watched = [record for record in entry["records"] if record["row"] == name and record["round"] == WATCHED_ROUND]
     ratios = [speed[OVERALL]["median"] for speed in summary["speed_against"].values() if speed]
-    return ComparedRow(
-        name=PLAIN if name == REFERENCE else name,
-        tokens=summary["num_tokens"] // rounds,
-        seconds=summary["num_tokens"] / rounds / summary["tokens_per_second"],
-        tokens_per_second=summary["tokens_per_second"],
-        ratio_to_plain=summary["speed"][OVERALL]["median"],
-        ratio_to_transformers=next(iter(ratios), None),
-        drafted=sum(record["num_draft_tokens"] for record in watched),
-        accepted=sum(tokens - 1 for record in watched for tokens in record["blocks"]),
-        mean_acceptance_length=summary["mean_acceptance_length"],
-        prompts_equal_to_plain=round(summary["share_equal"] * num_prompts),
-        equal_to_plain=summary["share_equal"] == 1.0,
-    )
+    return {
+        "name": PLAIN if name == REFERENCE else name,
+        "tokens": summary["num_tokens"] // rounds,
+        "seconds": summary["num_tokens"] / rounds / summary["tokens_per_second"],
+        "tokens_per_second": summary["tokens_per_second"],
+        "ratio_to_plain": summary["speed"][OVERALL]["median"],
+        "ratio_to_transformers": next(iter(ratios), None),
+        "drafted": sum(record["num_draft_tokens"] for record in watched),
+        "accepted": sum(tokens - 1 for record in watched for tokens in record["blocks"]),
+        "mean_acceptance_length": summary["mean_acceptance_length"],
+        "prompts_equal_to_plain": round(summary["share_equal"] * num_prompts),
+        "equal_to_plain": summary["share_equal"] == 1.0,
+    }
 
 
-def comparison_table(rows: Sequence[ComparedRow], num_prompts: int) -> Table:
+def comparison_table(rows: Sequence[Mapping[str, Any]], num_prompts: int) -> Table:
     """Make the table of `generate --compare`, a column for each way, so that it fits a terminal."""
-    cells = [{**dataclasses.asdict(row), "num_prompts": num_prompts} for row in rows]
+    cells = [{**row, "num_prompts": num_prompts} for row in rows]
     return Table.of("", COLUMNS, cells).transposed()

@@ -211,13 +211,12 @@ def _compare(job: Job, text: str | None, how: Mapping[str, Any], rounds: int, as
         note_interrupt()
     setting = {**_setting(job, how), "num_prompts": len(prompts), "rounds": found.rounds}
     if as_json:
-        rows = [dataclasses.asdict(row) for row in found.rows]
-        print_json({**setting, "rows": rows, "is_complete": found.is_complete})
+        print_json({**setting, "rows": found.rows, "is_complete": found.is_complete})
     else:
         names = ("dtype", "device", "threads", "num_prompts", "rounds")
         print_table(comparison_table(found.rows, len(prompts)), ", ".join(f"{name} {setting[name]}" for name in names))
     is_comparable = how["spec_config"].is_seed_exact or not job.options["do_sample"]
-    if is_comparable and not found.rows[-1].equal_to_plain and setting["dtype"] not in EXACT_DTYPES:
+    if is_comparable and not found.rows[-1]["equal_to_plain"] and setting["dtype"] not in EXACT_DTYPES:
         near_tie_note(setting["dtype"])
     if not found.keeps_promise:
         note(f"error: the tokens of {how['spec_method']} differ from those of plain generate", "red")

@@ -11,6 +11,7 @@ from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.compat.attention import attention_function_of
 from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.kernels.quantization.precision import PRECISIONS
 from hf_specdec.loading import auto as loading
 from hf_specdec.loading import embedded
 from hf_specdec.loading.published import folder_of
@@ -60,8 +61,8 @@ def set_threads(model: str | None, threads: int | None) -> None:
 
 def check_precision(option: str, name: str) -> None:
     """Raise unless weights can be loaded in the precision that an option names."""
-    if name not in loading.PRECISIONS:
-        raise unknown_name(option, name, loading.PRECISIONS)
+    if name not in PRECISIONS:
+        raise unknown_name(option, name, PRECISIONS)
 
 
 def check_attention(name: str | None) -> None:

@@ -15,7 +15,7 @@ import hf_specdec
 from hf_specdec.common.files import check_output, lock
 from hf_specdec.compat import text_config
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.cli.processes import processes
+from hf_specdec.tools.cli.where import processes
 
 FIELD = "--spec-memory"
 

@@ -18,8 +18,8 @@ from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import ConfigError, shown
 from hf_specdec.tools.cli.job import Job
 from hf_specdec.tools.cli.job_file import JobFile, check_job_output
-from hf_specdec.tools.cli.processes import processes
 from hf_specdec.tools.cli.report import noting_interrupts
+from hf_specdec.tools.cli.where import processes
 from hf_specdec.tools.prompt_lines import BadLine, PromptLine, read_file
 
 BATCH_SIZE = 8

@@ -183,7 +183,7 @@ def _measured(
     return [
         {
             "name": name,
-            **dataclasses.asdict(score(summaries.texts, references)),
+            **score(summaries.texts, references),
             "num_tokens": summaries.num_tokens,
             "tokens_per_second": summaries.tokens_per_second,
             "num_equal_to_plain": len(references) if summaries is plain else summaries.num_equal(plain),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 from accelerate.utils import convert_file_size_to_int
 from transformers import PreTrainedModel
 
@@ -20,6 +21,15 @@ from hf_specdec.methods.common.config import SpecConfig
 
 MEMORY_NAMES = ("cpu", "disk", "mps")
 LAUNCH = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tensor-parallel"
+
+
+def processes() -> PartialState:
+    """The process itself among those it was started with; alone, it is the first of one.
+
+    accelerate looks for other processes on CPUs only if it is told that CPUs are used.
+    """
+    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
+    return PartialState(cpu=asked or not torch.accelerator.is_available())
 
 
 @dataclass(frozen=True, slots=True)

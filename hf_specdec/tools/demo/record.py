@@ -7,6 +7,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_specdec.common.observer import SourceVote
+
 PLAIN = "plain"
 
 
@@ -28,15 +30,6 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
-    """Vote of one source of a blend: its own probability of the token, and the log odds it added."""
-
-    source: str
-    probability: float
-    weight: float
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
     """One node of a draft tree.
 
@@ -46,6 +39,7 @@ class Node:
         source (`str`): where it came from; empty for the root.
         probability (`float | None`): that it would be accepted with all before it, as estimated when it was drafted.
         is_accepted (`bool`): whether it is part of the text now.
+        votes (`tuple[SourceVote, ...]`): what each source of a blend said of it.
     """
 
     parent: int
@@ -53,7 +47,7 @@ class Node:
     source: str = ""
     probability: float | None = None
     is_accepted: bool = False
-    votes: tuple[Vote, ...] = ()
+    votes: tuple[SourceVote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

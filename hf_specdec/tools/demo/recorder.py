@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.methods.lookahead.drafter import LookaheadView
-from hf_specdec.tools.demo.record import Lane, Node, Step, Token, Vote
+from hf_specdec.tools.demo.record import Lane, Node, Step, Token
 from hf_specdec.tools.demo.words import Words
 
 
@@ -117,8 +117,7 @@ def _recorded(step: SpecStep, words: Words, num_before: int) -> Step:
             nodes.append(Node(place, text, "draft", is_accepted=is_accepted))
             continue
         described = step.nodes[number - 1]
-        votes = tuple([Vote(vote.source, vote.probability, vote.weight) for vote in described.votes])
-        nodes.append(Node(place, text, described.source, described.probability, is_accepted, votes))
+        nodes.append(Node(place, text, described.source, described.probability, is_accepted, described.votes))
     window: tuple[tuple[str, ...], ...] = ()
     pool: list[tuple[str, tuple[tuple[str, ...], ...]]] = []
     if isinstance(step.view, LookaheadView):

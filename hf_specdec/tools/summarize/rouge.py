@@ -2,29 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from hf_specdec.errors import import_extra
 
-KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")  # words, pairs, longest subsequence, the same by sentence
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-
-
-@dataclass(frozen=True, slots=True)
-class Rouge:
-    """Mean F-measures over all summaries, from 0 to 100.
-
-    Attributes:
-        rouge1, rouge2 (`float`): common words and pairs of words.
-        rougeL (`float`): the longest common subsequence.
-        rougeLsum (`float`): the same sentence by sentence.
-    """
-
-    rouge1: float
-    rouge2: float
-    rougeL: float
-    rougeLsum: float
 
 
 def check_rouge() -> None:
@@ -32,8 +15,8 @@ def check_rouge() -> None:
     import_extra("rouge_score", "bench", "ROUGE")
 
 
-def score(summaries: Sequence[str], references: Sequence[str]) -> Rouge:
-    """Compare every summary with its reference.
+def score(summaries: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Compare every summary with its reference: mean F-measures over all, from 0 to 100, of each of `KINDS`.
 
     Raises:
         MissingExtraError: `rouge-score` is not installed.
@@ -44,7 +27,7 @@ def score(summaries: Sequence[str], references: Sequence[str]) -> Rouge:
     scorer = RougeScorer(list(KINDS))
     pairs = zip(references, summaries, strict=True)
     scores = [scorer.score(_by_sentence(reference), _by_sentence(summary)) for reference, summary in pairs]
-    return Rouge(*(100 * fmean(of_one[kind].fmeasure for of_one in scores) for kind in KINDS))
+    return {kind: 100 * fmean(of_one[kind].fmeasure for of_one in scores) for kind in KINDS}
 
 
 def _by_sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Settings of `train_head`, `train_dflash` and `train_draft`."""
+"""Settings of `train_draft`."""
 
 import math
 from collections.abc import Sequence

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.tools.train.batch import Texts
@@ -28,7 +29,6 @@ from hf_specdec.tools.train.config import Training
 from hf_specdec.tools.train.optimiser import MuonWithAdamW
 from hf_specdec.tools.train.student import Student
 from hf_specdec.tools.train.texts import read_shard
-from hf_specdec.tools.train.work import whole
 
 logger = logging.getLogger("hf_specdec")
 STATE = {"student", "best_weights", "optimiser", "step", "best_step", "seconds", "without_gain", "best", "losses"}
@@ -204,7 +204,7 @@ class TrainingLoop:
             "best": [dataclasses.asdict(found) for found in self.best],
             "losses": self.losses,
         }
-        with whole(self._state_file) as temporary:
+        with saving_tensors(self._state_file), replacing(self._state_file) as temporary:
             torch.save(state, temporary)
 
     def _resume(self) -> None:

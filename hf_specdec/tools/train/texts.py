@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec import compat
+from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.common.transfer import left_padded
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.forward.target.hidden_states import check_states
 from hf_specdec.tools.train.batch import TENSORS, Texts
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training
-from hf_specdec.tools.train.work import whole
 
 # of `generate`, whatever the target's generation configuration says: one text for a prompt, by itself
 ONE: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
@@ -84,7 +84,7 @@ def write_shard(
         features, top = _computed(target, text, real, layer_ids)
     tensors = (text.int(), features, top.indices.int(), top.values.to(torch.bfloat16), real)
     about = {"num_prompt_tokens": str(longest), "temperature": str(temperature)}
-    with whole(path) as temporary:
+    with saving_tensors(path), replacing(path) as temporary:
         kept = {name: tensor.cpu().contiguous() for name, tensor in zip(TENSORS, tensors, strict=True)}
         save_file(kept, temporary, metadata=about)
 

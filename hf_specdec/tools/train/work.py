@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_specdec.common.files import lock, replacing, saving_tensors
+from hf_specdec.common.files import lock, replacing
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training
@@ -79,24 +79,6 @@ def _naming(folder: str) -> Iterator[None]:
         if error.filename is None and error.errno in FULL:
             error.filename = folder
         raise
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file of tensors next to `path` that takes its place when the block ends; a killed one is written over.
-
-    Raises:
-        OSError: names `path`: it cannot be written, as on a full disk. Nothing of it stays.
-    """
-    temporary = path.with_suffix(".partial")
-    try:
-        with saving_tensors(path):
-            yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def settings_of(
