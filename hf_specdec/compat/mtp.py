@@ -4,6 +4,8 @@ Names                              Why
 `modeling_layers.MtpModel`         the layers, whose loader maps the names of some checkpoints
 `WeightRenaming`, `get_checkpoint_conversion_mapping`
                                    those names, by the name of that class; the blocks', by the type of the model
+`get_model_conversion_mapping`      the main model's names and merges, without those of a quantised one
+`update_weight_conversions`        adds to conversions that FP8 weights are widened by their scales
 `_get_resolved_checkpoint_files`   the loader's list of a checkpoint's files
 `_keys_to_ignore_on_load_unexpected`
                                    by which a model says that its checkpoints hold such layers
@@ -13,13 +15,16 @@ Names                              Why
 Tried with transformers 5.23 and 5.24.
 """
 
+from typing import Any
+
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers import FineGrainedFP8Config, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import _get_resolved_checkpoint_files
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from hf_specdec.compat.masks import MASKED, attention_implementation, set_attention_implementation
 from hf_specdec.compat.models import text_config
@@ -29,11 +34,13 @@ __all__ = [
     "MtpModel",
     "WeightRenaming",
     "get_checkpoint_conversion_mapping",
+    "get_model_conversion_mapping",
     "has_own_mtp",
     "shared_logits",
     "use_float64_experts",
     "use_mask_attention",
     "weight_names",
+    "widening",
 ]
 
 
@@ -58,6 +65,13 @@ def weight_names(path: str) -> list[str]:
         with safe_open(file, framework="pt") as opened:
             names += opened.keys()
     return names
+
+
+def widening(conversions: list[Any], mtp: MtpModel) -> list[Any]:
+    """Conversions that also multiply FP8 weights by the scales of their blocks, which lie beside them."""
+    quantizer = FineGrainedFP8HfQuantizer(FineGrainedFP8Config(dequantize=True), pre_quantized=True)
+    widened: list[Any] = quantizer.update_weight_conversions(conversions, mtp)
+    return widened
 
 
 def shared_logits(mtp: MtpModel, states: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
 from hf_specdec.methods.mtp.families import NUMBERED, SAME, announced_layers, family_of
 from hf_specdec.methods.mtp.layers import OTHER_METHOD, FamilyMtp, block_types
 
+QUANTISED = re.compile(r"\.(weight_scale(_2)?|weight_packed|qweight|scales|weight\.absmax)$")
 REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
 
 
@@ -44,6 +45,7 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
     try:
         count = announced or _num_layers_in(path or own, target)
         with _told(target, count):
+            _refuse_quantised(path or own, mtp_class.get_mtp_weights_regex(target))
             target.config.name_or_path = own if path is None else path
             target.config.dtype = target.dtype  # the loader wants one; a saved configuration names it by a string
             loaded: MtpModel = mtp_class.from_pretrained(target, device_map={"": target.device})
@@ -74,9 +76,25 @@ def _class_for(target: PreTrainedModel) -> type[MtpModel]:
         found = MtpModel
     if found is not None:
         return found
+    text, reason = text_config(target.config), "has none"
+    if hasattr(text, "hc_mult") or hasattr(text, "hc_count"):
+        reason = "its own read the residual streams before they are joined, and transformers hands out the joined ones"
+    elif hasattr(text, "index_topk"):
+        reason = "its own choose keys by an index, whose keys no cache of drafts holds"
     raise UnsupportedModelError(
-        f"{type(target).__name__} must be a model with MTP layers that can be read here, but has none. {OTHER_METHOD}"
+        f"{type(target).__name__} must be a model with MTP layers that can be read here, but {reason}. {OTHER_METHOD}"
     )
+
+
+def _refuse_quantised(path: str, keys: re.Pattern[str]) -> None:
+    """Refuses MTP layers in a form that transformers would take for plain weights.
+
+    Raises:
+        ValueError: they are quantised, but not to FP8 with a `weight_scale_inv`, by which they are widened.
+    """
+    found = [name for name in weight_names(path) if keys.search(name) and QUANTISED.search(name)]
+    if found:
+        raise ValueError(f"its MTP layers are quantised otherwise than to FP8 with weight_scale_inv ({found[0]}).")
 
 
 def _num_layers_in(path: str, target: PreTrainedModel) -> int:

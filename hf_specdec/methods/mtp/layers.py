@@ -11,7 +11,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.models import text_config
-from hf_specdec.compat.mtp import MtpModel, WeightRenaming, get_checkpoint_conversion_mapping, shared_logits
+from hf_specdec.compat.mtp import (
+    MtpModel,
+    WeightRenaming,
+    get_checkpoint_conversion_mapping,
+    get_model_conversion_mapping,
+    shared_logits,
+    widening,
+)
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.mtp.families import FULL, NUMBERED, MtpFamily, family_of
 
@@ -77,14 +84,15 @@ class FamilyMtp(MtpModel):
         for place in range(count if family.has_heads else 0):
             names[rf"^.*\blayers\.{first + place}\..*\bshared_head\.output\."] = f"heads.{place}."
         names |= _block_names(count, len(block_types(self.config, family)))
+        for place in range(count):
+            names[rf"layers\.{first + place}\."] = f"layers.{place}.mtp_block."
         own = [WeightRenaming(source_patterns=source, target_patterns=target) for source, target in names.items()]
-        known = super().get_weight_conversions(main_model)
         # those of a composite model's decoder apply below its name alone
-        kinds = {"MtpModel": own + known[:count], text_config(main_model.config).model_type: known[count:]}
+        kinds = {"MtpModel": own, text_config(main_model.config).model_type: get_model_conversion_mapping(main_model)}
         conversions: list[Any] = []
         for kind, before in kinds.items():
             conversions += [*before, *(get_checkpoint_conversion_mapping(kind) or ())]
-        return conversions
+        return widening(conversions, self)
 
 
 class _Blocks(nn.ModuleList):
