@@ -7,6 +7,7 @@ python -m tests.capabilities.findings            # examine everything, rewrite d
 import dataclasses
 import itertools
 import logging
+import math
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,8 @@ from transformers import GenerationMixin
 from transformers.utils import logging as transformers_logging
 
 import hf_specdec
+from hf_specdec.cache.contents import contents
+from hf_specdec.compat import CACHE
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, all_models, inputs, varied
 
@@ -29,9 +32,10 @@ SECONDS = 120  # for one model
 HEAD = """# Architectures
 
 What the engine does with every model class of transformers that generates. Each was tried on tiny random models in
-fp32: greedy text of one prompt and of three prompts padded on the left is compared with plain `generate`. Drafts come
-from prompt lookup, from random trees, and from trees that hold the right tokens among wrong ones. The table is written
-by `python -m tests.capabilities.findings`; a test compares it with what the models do.
+fp32: of one prompt and of three prompts padded on the left, the greedy text and the cache with its keys, values and
+states are compared with those of plain `generate`. Drafts come from prompt lookup, from `"auto"`, from random trees, and
+from trees that hold the right tokens among wrong ones. The table is written by `python -m tests.capabilities.findings`;
+a test compares it with what the models do.
 
 - **tree**: any tree of tokens is verified in one forward. **chain**: several tokens in sequence are. **plain**: one
   token a forward, as without this package, for the reason given.
@@ -94,14 +98,15 @@ def examine(model_type: str, kind: str) -> Finding:
     equal, accepted, batch, reasons = True, 0, "yes", [found.reason] if found.tier != "tree" else []
     for rows in (1, 3):
         try:
-            expected = model.__class__.generate(model, **inputs(model, rows=rows), **SETTINGS).sequences
+            expected = model.__class__.generate(model, **inputs(model, rows=rows), **SETTINGS)
         except Exception as error:
             assert rows > 1, error
             batch = "no"
             reasons.append(f"plain generation of this batch fails ({type(error).__name__})")
             break
-        for output in _speculated(model, rows, expected.tolist()):
-            equal = equal and output.sequences.tolist() == expected.tolist()
+        for output in _speculated(model, rows, expected.sequences.tolist()):
+            equal = equal and output.sequences.tolist() == expected.sequences.tolist()
+            equal = equal and _caches_differ(output, expected) < 1e-3
             stats = getattr(output, "spec_stats", None)  # some models make an output of their own
             accepted += 1 if stats is None else stats.num_accepted_tokens
             if rows > 1 and stats is not None and stats.plain_reason:
@@ -112,15 +117,31 @@ def examine(model_type: str, kind: str) -> Finding:
     return Finding(type(model).__name__, model_type, kind, found.tier, batch, equal, reason, accepted, is_own)
 
 
+def _caches_differ(output: Any, expected: Any) -> float:
+    """The largest difference of what two outputs' caches hold, over the norm of a tensor; infinity for other shapes."""
+    own, wanted = [
+        [one.double() for one in contents(getattr(found, CACHE, None)) if one.is_floating_point()]
+        for found in (output, expected)
+    ]
+    if [one.shape for one in own] != [one.shape for one in wanted]:
+        return math.inf
+    pairs = zip(own, wanted, strict=True)
+    return max((float((one - two).norm() / (two.norm() + 1e-9)) for one, two in pairs), default=0.0)
+
+
 def _speculated(model: Any, rows: int, expected: list[list[int]]) -> Iterator[Any]:
     """The outputs of every method; where the model's `generate` is its own, texts are not those that drafters see."""
     is_own = model.__class__.generate is not GenerationMixin.generate
-    for method in (_lookup,) if is_own else (_lookup, _random_trees, _oracle):
+    for method in (_lookup, _auto) if is_own else (_lookup, _auto, _random_trees, _oracle):
         yield model.generate(**inputs(model, rows=rows), **SETTINGS, spec_method=method(expected))
 
 
 def _lookup(expected: list[list[int]]) -> Any:
     return "prompt_lookup"
+
+
+def _auto(expected: list[list[int]]) -> Any:
+    return "auto"
 
 
 def _random_trees(expected: list[list[int]]) -> Callable[[], RandomTreeDrafter]:
