@@ -63,6 +63,7 @@ __all__ = [
     "enable",
     "fetch",
     "generate_many",
+    "grammar",
     "max_draft_len",
     "pipeline",
     "self_draft",
@@ -76,6 +77,7 @@ _NAMES = {  # by module
     "common.observer": ("DraftedNode", "SourceVote", "SpecStep"),
     "common.stats": ("CallPlan", "SpecOutput", "SpecStats"),
     "common.tree": ("DraftTree", "TreeBuilder"),
+    "engine.sampling.grammar": ("grammar",),
     "engine.sampling.per_row": ("PerRow",),
     "forward.capabilities.probe": ("Capability",),
     "loading.auto": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from hf_specdec.common.observer import DraftedNode, SourceVote, SpecStep
     from hf_specdec.common.stats import CallPlan, SpecOutput, SpecStats
     from hf_specdec.common.tree import DraftTree, TreeBuilder
+    from hf_specdec.engine.sampling.grammar import grammar
     from hf_specdec.engine.sampling.per_row import PerRow
     from hf_specdec.forward.capabilities.probe import Capability
     from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM

@@ -33,7 +33,8 @@ class DraftedNode:
     """Origin of one drafted node.
 
     Attributes:
-        source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"`, or the head's
+        source (`str`): `"text"`, `"earlier_texts"`, `"recycled_logits"`, `"window"`, `"draft_model"`, `"grammar"` for
+            forced tokens, or the head's
             method: `"eagle3"`, `"mtp"` or `"dflash"`; of a blend, the source that added most.
         probability (`float | None`): that the target accepts the node and all before it, as its drafter estimated;
             `None` where it estimates nothing.

@@ -107,6 +107,8 @@ class SpecStats:
         num_forwards (`int`): the target's forwards, the prompt's not counted: in a batch, one for all rows.
         num_draft_tokens (`int`): tokens drafted.
         num_accepted_tokens (`int`): drafted tokens that were emitted.
+        num_forced_tokens, num_accepted_forced_tokens (`int`): of these, tokens that a grammar forced and the method had
+            not drafted itself.
         accepted_per_position (`list[int]`): how many steps accepted a draft token at depth 1, 2, ...
         prefill_seconds, draft_seconds, verify_seconds, commit_seconds (`float`):
             time in the prompt's forward, in the drafter, in the target's forwards, and in choosing tokens and
@@ -132,6 +134,8 @@ class SpecStats:
     num_forwards: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_accepted_forced_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -160,6 +164,11 @@ class SpecStats:
             self.accepted_per_position.append(0)
         for depth in range(num_accepted):
             self.accepted_per_position[depth] += 1
+
+    def record_forced(self, num_drafted: int, num_accepted: int) -> None:
+        """Count the tokens of a step that a grammar drafted."""
+        self.num_forced_tokens += num_drafted
+        self.num_accepted_forced_tokens += num_accepted
 
     def record_predictions(self, outcomes: Iterable[tuple[float, bool]]) -> None:
         """Count drafted tokens: the probability that each would be accepted, and whether it was."""

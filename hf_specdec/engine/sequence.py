@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.observer import DraftedNode, SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.engine.sampling.constraint import constrained
 from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
@@ -34,6 +35,7 @@ class SequenceState:
 
     Attributes:
         tree (`DraftTree`): what is being verified.
+        proposed (`DraftTree`): what its drafter proposed in this step.
         visited (`list[int]`): nodes whose logits have decided a token in this step.
         begun (`bool`): whether its drafter has begun.
         finished (`bool`): whether its text has ended; padding may follow in `text`.
@@ -65,7 +67,7 @@ class SequenceState:
         self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
         is_callers = not type(drafter).__module__.startswith("hf_specdec.")
         self.draws = isolated_rng(sampler) if is_callers else contextlib.nullcontext()
-        self.tree = DraftTree.chain(prompt[-1] if prompt else 0)
+        self.tree = self.proposed = DraftTree.chain(prompt[-1] if prompt else 0)
         self.visited: list[int] = []
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
@@ -133,6 +135,30 @@ class SequenceState:
                 raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
             return tree
         return DraftTree.chain(root)
+
+    def constrained(self, tree: DraftTree) -> DraftTree:
+        """The drafter's tree as the constraint among its processors has it, if there is one."""
+        self.proposed = tree
+        if self.sampler.constraint is None or self.drafter.never_drafts:
+            return tree
+        with self._isolated(self.isolates_errors):
+            return constrained(tree, self.sampler.constraint, self.text.tokens)
+        return tree
+
+    def own_nodes(self, tree: DraftTree) -> list[int]:
+        """The nodes of a tree that its drafter proposed; the others are forced."""
+        return [node for node, known in enumerate(tree.nodes_in(self.proposed)) if known is not None]
+
+    def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
+        """Describe where each drafted node came from."""
+        if self.sampler.constraint is None:
+            return self.drafter.describe(tree)
+        own = self.own_nodes(tree)
+        chances = tree.probabilities or [None] * len(tree)
+        nodes = [DraftedNode("grammar", chance) for chance in chances]
+        for node, described in zip(own[1:], self.drafter.describe(tree.with_nodes(own)), strict=False):
+            nodes[node] = described
+        return tuple(nodes[1:])
 
     def verify(self, tree: DraftTree, on_token: OnToken | None) -> VerifyResult:
         """Verify `tree`; `on_token` is called for each token chosen, after the stop check.

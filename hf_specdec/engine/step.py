@@ -138,7 +138,9 @@ class StepRunner:
                 for sequence, asked in zip(batch.sequences, wanted, strict=True)
             ]
         trees = [
-            DraftTree.chain(sequence.text.tokens[-1]) if tree is None else _cut(tree, batch, depth)
+            DraftTree.chain(sequence.text.tokens[-1])
+            if tree is None
+            else _cut(sequence.constrained(tree), batch, depth)
             for sequence, tree, depth in zip(batch.sequences, proposed, depths, strict=True)
         ]
         return _worthwhile(batch, trees, budget)
@@ -199,6 +201,9 @@ class StepRunner:
         for sequence, tree, result in zip(batch.sequences, trees, results, strict=True):
             if result.tokens:
                 sequence.stats.record_step(tree.num_draft_tokens, result.num_accepted)
+                if sequence.sampler.constraint is not None:
+                    own = set(sequence.own_nodes(tree))
+                    sequence.stats.record_forced(len(tree) - len(own), sum(node not in own for node in result.path))
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
@@ -235,7 +240,7 @@ class StepRunner:
                         commit_seconds=seconds.commit,
                         row=sequence.index,
                         view=sequence.drafter.view,
-                        nodes=sequence.drafter.describe(tree) if self.rank_sync.is_leader else (),
+                        nodes=sequence.describe(tree) if self.rank_sync.is_leader else (),
                         observer_seconds=self._observer_seconds,
                     )
                 )

@@ -27,6 +27,7 @@ LONG = {
     "docs/guides/benchmark.md",
     "docs/guides/coming-from.md",
     "docs/guides/draft-model.md",
+    "docs/guides/json-and-grammars.md",
     "docs/guides/many-prompts.md",
     "docs/guides/other-libraries.md",
     "docs/guides/placement.md",

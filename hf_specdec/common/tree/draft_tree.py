@@ -205,7 +205,7 @@ class DraftTree:
         if branch[-1] == len(branch) - 1:
             return self
         on_branch = set(branch)
-        return self._of_nodes(branch + [node for node in range(1, len(self.tokens)) if node not in on_branch])
+        return self.with_nodes(branch + [node for node in range(1, len(self.tokens)) if node not in on_branch])
 
     def truncated(
         self, *, max_depth: int | None = None, max_nodes: int | None = None, vocab_size: int | None = None
@@ -229,7 +229,7 @@ class DraftTree:
             if keeps[self.parents[node]] and fits and known:
                 keeps[node] = True
                 kept.append(node)
-        return self._of_nodes(kept)
+        return self.with_nodes(kept)
 
     def _first_path(self) -> list[int]:
         """Nodes of the branch that takes the first child of every node, the root first."""
@@ -253,7 +253,7 @@ class DraftTree:
             None if probabilities is None else probabilities[:length],
         )
 
-    def _of_nodes(self, nodes: Sequence[int]) -> "DraftTree":
+    def with_nodes(self, nodes: Sequence[int]) -> "DraftTree":
         """The tree of these nodes in this order, each after its parent."""
         new = {node: place for place, node in enumerate(nodes)}
         parents = tuple([new.get(self.parents[node], -1) for node in nodes])

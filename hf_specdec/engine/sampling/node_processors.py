@@ -19,6 +19,7 @@ from transformers import (
 
 from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.engine.sampling.constraint import Constraint
 from hf_specdec.engine.sampling.row_filters import RowFilters
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 
@@ -75,6 +76,8 @@ class NodeProcessors:
                     scores = _penalized(ids, scores, processor.penalty)
                 else:
                     scores = processor(ids, scores)
+            elif isinstance(processor, Constraint):
+                scores = processor.mask_nodes(scores, tree, text.tokens)
             elif type(processor) is TopPLogitsWarper:
                 with _CumulativeSums() as sums:
                     scores = processor(self._no_ids, scores)
@@ -134,7 +137,7 @@ def takes_all_nodes(processor: Any) -> bool:
     """Returns whether a processor treats each row as it treats it alone."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return processor.prompt_ignore_length is None
-    return type(processor) in (*ROW_WARPERS, TopPLogitsWarper)
+    return type(processor) in (*ROW_WARPERS, TopPLogitsWarper) or isinstance(processor, Constraint)
 
 
 def _penalized(ids: torch.Tensor, scores: torch.Tensor, penalty: float) -> torch.Tensor:

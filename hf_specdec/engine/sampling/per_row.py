@@ -66,6 +66,14 @@ def of_prompt(processors: Iterable[Any], index: int) -> list[Any]:
     return [item.made(index) if isinstance(item, PerRow) else item for item in processors]
 
 
+def of_only_row(processors: Iterable[Any]) -> list[Any]:
+    """The processors of a call of one row."""
+    found = list(processors)
+    while any(isinstance(item, PerRow) for item in found):
+        found = [item.of_row(0) if isinstance(item, PerRow) else item for item in found]
+    return found
+
+
 def _row_of(scores: Any, row: int) -> Any:
     """One row of the scores; criteria get them as a tuple of steps, or not at all."""
     if isinstance(scores, tuple | list):

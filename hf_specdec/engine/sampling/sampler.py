@@ -9,8 +9,10 @@ from transformers import GenerationConfig, LogitsProcessorList
 from hf_specdec.common.transfer import is_host
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.processors import in_order
+from hf_specdec.engine.sampling.constraint import constraint_of
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
+from hf_specdec.engine.sampling.per_row import of_only_row
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
@@ -27,6 +29,7 @@ class Sampler:
     Attributes:
         scores, logits: one `(1, vocab_size)` tensor a token, processed and raw; `None` where no one asked.
         keeps (`bool`): whether there are any.
+        constraint (`Constraint | None`): the processor among them that drafts follow too.
         needs_rows (`bool`): whether a token is more than the place of its row's maximum.
     """
 
@@ -37,7 +40,10 @@ class Sampler:
         device: torch.device,
         generator: torch.Generator | None = None,
     ) -> None:
+        if type(processors) is LogitsProcessorList:
+            processors = LogitsProcessorList(of_only_row(processors))
         self.processors, self.device, self.generator = in_order(processors), device, generator
+        self.constraint = constraint_of(processors)
         self.do_sample = bool(config.do_sample)
         wants = bool(config.return_dict_in_generate)
         self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None

@@ -1,0 +1,292 @@
+"""Grammars: the text of plain generation under the same grammar, with forced tokens drafted, whatever the method."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec.errors import ConfigError
+from tests.helpers.support import METHODS, plain, results_of
+
+pytest.importorskip("llguidance")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "catfish", "dog"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+PATTERN = r"[a-z]{2,6}\([a-z]{1,3}, [0-9]\)"
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "schema": {"json_schema": SCHEMA},
+    "object": {"json_object": True},
+    "regex": {"regex": PATTERN},
+    "lark": {"lark": 'start: "(" (start | WORD) ")"\nWORD: /[a-z]+/'},
+}
+PROMPTS = ["x = ", "def add(a, b):\n    return ", "for item in items:\n    "]
+TREES = {"prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}}}
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def draft() -> Any:
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft"), precision="fp32")
+
+
+@pytest.fixture
+def make(tokenizer: Any) -> Callable[..., Any]:
+    return lambda name="schema", **more: hf_specdec.grammar(tokenizer, **GRAMMARS[name], **more)
+
+
+@pytest.fixture
+def batch(tokenizer: Any) -> dict[str, Any]:
+    encoded = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left")
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+
+@pytest.fixture
+def prompt(tokenizer: Any) -> dict[str, Any]:
+    return {"input_ids": tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]}
+
+
+def method_of(name: str, draft: Any) -> dict[str, Any]:
+    return (METHODS | TREES)[name] | ({"assistant_model": draft} if name == "draft_model" else {})
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("method", [*METHODS, *TREES])
+def test_texts_are_plain_generation_s(
+    target: Any, draft: Any, prompt: Any, make: Any, method: str, grammar: str, do_sample: bool
+) -> None:
+    options = {"max_new_tokens": 40, "do_sample": do_sample, "temperature": 0.9 if do_sample else None}
+    torch.manual_seed(7)
+    expected = plain(target, **prompt, **options, logits_processor=[make(grammar)])
+    torch.manual_seed(7)
+    output = target.generate(
+        **prompt,
+        **options,
+        **method_of(method, draft),
+        logits_processor=[make(grammar)],
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.spec_stats.plain_reason is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_are_plain_generation_s_and_a_row_may_have_its_own(
+    target: Any, draft: Any, batch: Any, make: Any, method: str
+) -> None:
+    def each() -> Any:
+        return hf_specdec.PerRow(lambda row: make(list(GRAMMARS)[row]))
+
+    for processor in (make, each):
+        expected = plain(target, **batch, max_new_tokens=30, logits_processor=[processor()])
+        output = target.generate(
+            **batch,
+            max_new_tokens=30,
+            logits_processor=[processor()],
+            return_dict_in_generate=True,
+            **method_of(method, draft),
+        )
+        assert output.sequences.tolist() == expected.tolist()
+        assert output.spec_stats.plain_reason is None
+
+
+def test_a_drawn_batch_is_each_row_alone_with_its_seed(target: Any, batch: Any, make: Any, tokenizer: Any) -> None:
+    options = {"max_new_tokens": 30, "do_sample": True, "logits_processor": [make()]}
+    output = target.generate(**batch, **options, spec_method="auto", return_dict_in_generate=True)
+    for row, seed in enumerate(output.spec_stats.seeds):
+        ids = batch["input_ids"][row][batch["attention_mask"][row].bool()][None]
+        torch.manual_seed(seed)
+        alone = plain(target, ids, **(options | {"logits_processor": [make()]}))[0, ids.shape[1] :].tolist()
+        assert output.sequences[row, batch["input_ids"].shape[1] :].tolist()[: len(alone)] == alone
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
+def test_many_prompts_have_a_state_or_a_grammar_each(target: Any, make: Any, tokenizer: Any, do_sample: bool) -> None:
+    for processor in (make(), hf_specdec.PerRow(lambda row: make(list(GRAMMARS)[row % 4]))):
+        results = results_of(
+            target,
+            [*PROMPTS, *PROMPTS],
+            tokenizer=tokenizer,
+            max_batch_size=3,
+            max_new_tokens=30,
+            do_sample=do_sample,
+            logits_processor=[processor],
+            spec_method="auto",
+        )
+        for result in results:
+            name = "schema" if processor.__class__.__name__ == "Grammar" else list(GRAMMARS)[result.index % 4]
+            ids = tokenizer(result.prompt, return_tensors="pt")["input_ids"]
+            if do_sample:
+                torch.manual_seed(result.seed)
+            alone = plain(target, ids, max_new_tokens=30, do_sample=do_sample, logits_processor=[make(name)])
+            assert result.token_ids == alone[0, ids.shape[1] :].tolist()
+
+
+def test_answers_follow_the_grammar(target: Any, prompt: Any, make: Any, tokenizer: Any) -> None:
+    texts = {}
+    for name in ("schema", "regex"):
+        ids = target.generate(**prompt, max_new_tokens=80, logits_processor=[make(name)], spec_method="auto")
+        texts[name] = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    answer = json.loads(texts["schema"])
+    assert list(answer) == ["name", "kind", "sizes"] and json.dumps(answer) == texts["schema"]
+    assert re.fullmatch(PATTERN, texts["regex"])
+
+
+def test_forced_tokens_are_drafted_accepted_and_counted(target: Any, prompt: Any, make: Any) -> None:
+    steps: list[Any] = []
+    output = target.generate(
+        **prompt,
+        max_new_tokens=60,
+        logits_processor=[make()],
+        spec_method="prompt_lookup",
+        spec_observer=steps.append,
+        return_dict_in_generate=True,
+    )
+    stats = output.spec_stats
+    described = [(step, node, number) for step in steps for number, node in enumerate(step.nodes, 1)]
+    forced = [(step, number) for step, node, number in described if node.source == "grammar"]
+    assert len(described) == stats.num_draft_tokens
+    assert len(forced) == stats.num_forced_tokens
+    assert sum(number in step.path for step, number in forced) == stats.num_accepted_forced_tokens
+    at_root = [step for step in steps if step.nodes and step.nodes[0].source == "grammar"]
+    assert at_root and all(len(step.path) > 1 for step in at_root), "a forced token is never rejected"
+    alone = target.generate(
+        **prompt, max_new_tokens=60, logits_processor=[make()], spec_method="plain", return_dict_in_generate=True
+    )
+    assert alone.spec_stats.num_draft_tokens == 0
+    assert stats.num_forwards < 0.6 * alone.spec_stats.num_forwards
+
+
+class Counted:
+    """A matcher that counts what it has consumed."""
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher, self.text = matcher, list[int]()
+        self.seen: Counter[tuple[int, ...]] = Counter()
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        count: int = self.matcher.try_consume_tokens(tokens)
+        self.seen[(*self.text, *tokens)] += 1
+        self.text += tokens[:count]
+        return count
+
+    def rollback(self, count: int) -> bool:
+        del self.text[len(self.text) - count :]
+        return bool(self.matcher.rollback(count))
+
+    def reset(self) -> bool:
+        self.text = []
+        return bool(self.matcher.reset())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matcher, name)
+
+
+def test_the_matcher_sees_no_rejected_token_twice(target: Any, prompt: Any, make: Any) -> None:
+    processor = make()
+    row = processor.of_row(0)
+    counted = row._matcher = Counted(row._matcher)
+    ids = target.generate(**prompt, max_new_tokens=60, logits_processor=[processor], **TREES["prompt_lookup_tree"])
+    text = tuple(ids[0, prompt["input_ids"].shape[1] :].tolist())
+    rejected = {path: count for path, count in counted.seen.items() if text[: len(path)] != path}
+    assert rejected and set(rejected.values()) == {1}
+    assert max(counted.seen.values()) <= 2, "once as a draft, once as a part of the text"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_limit_a_stop_string_and_several_ends(
+    target: Any, draft: Any, prompt: Any, make: Any, tokenizer: Any, method: str
+) -> None:
+    comma = tokenizer.convert_tokens_to_ids(",")
+    cases: list[dict[str, Any]] = [
+        {"max_new_tokens": 5},
+        {"max_new_tokens": 60, "stop_strings": ['kind": "'], "tokenizer": tokenizer},
+        {"max_new_tokens": 60, "eos_token_id": [comma, tokenizer.eos_token_id]},
+    ]
+    for options in cases:
+        ends = {"eos_token_id": options["eos_token_id"]} if "eos_token_id" in options else {}
+        expected = plain(target, **prompt, **options, logits_processor=[make(**ends)])
+        ours = target.generate(**prompt, **options, **method_of(method, draft), logits_processor=[make(**ends)])
+        assert ours.tolist() == expected.tolist()
+
+
+def test_a_processor_goes_on_with_its_text_and_begins_anew_with_another(target: Any, prompt: Any, make: Any) -> None:
+    whole = plain(target, **prompt, max_new_tokens=40, logits_processor=[make()])
+    processor = make()
+    for _ in range(2):
+        begun = target.generate(**prompt, max_new_tokens=9, logits_processor=[processor], spec_method="auto")
+        ids = target.generate(begun, max_new_tokens=31, logits_processor=[processor], spec_method="auto")
+        assert ids.tolist() == whole.tolist()
+
+
+def test_rows_that_have_ended_show_plain_generation_s_scores(target: Any, batch: Any, make: Any) -> None:
+    options = {"max_new_tokens": 24, "return_dict_in_generate": True, "output_scores": True}
+    expected = plain(target, **batch, **options, logits_processor=[make("regex")])
+    ours = target.generate(**batch, **options, logits_processor=[make("regex")], spec_method="auto")
+    assert ours.sequences.tolist() == expected.sequences.tolist()
+    for own, other in zip(ours.scores, expected.scores, strict=True):
+        assert torch.equal(own.isinf(), other.isinf())
+
+
+def test_all_nodes_are_masked_as_each_alone(make: Any, tokenizer: Any) -> None:
+    ids = tokenizer('x{"name": "ab', return_tensors="pt")["input_ids"]
+    tree = hf_specdec.DraftTree.chain(int(ids[0, -1]), tokenizer('c", "kind": "dog"')["input_ids"][:4])
+    scores = torch.randn(len(tree), len(tokenizer) + 40)  # more logits than tokens, as of padded embeddings
+    together, alone = make().of_row(0), make()
+    alone(ids[:, :1], scores[:1])
+    together.follow(ids[0, :1].tolist())
+    masked = together.mask_nodes(scores, tree, ids[0].tolist())
+    for node in range(len(tree)):
+        text = torch.cat([ids, torch.tensor([tree.tokens[1 : node + 1]], dtype=torch.long)], dim=1)
+        assert torch.equal(masked[node : node + 1], alone(text, scores[node : node + 1]))
+    assert masked[:, len(tokenizer) :].isinf().all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "`grammar` must get one of json_schema, json_object, regex, lark, but is 'none'"),
+        ({"regex": "a", "json_object": True}, "but is 'json_object and regex'"),
+        ({"json_schema": {"type": "nothing"}}, "Invalid type: nothing"),
+        ({"json_schema": "{"}, "`json_schema` must be a JSON schema, but is '{'"),
+        ({"json_schema": {"type": object()}}, "`json_schema` must be a JSON schema"),
+        ({"regex": "[a-"}, "`regex` must be a grammar that llguidance can follow"),
+        ({"lark": "start: other"}, 'unknown name: "other"'),
+        ({"regex": "a", "eos_token_id": []}, "`eos_token_id` must be given where the tokenizer has none"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_by_name(tokenizer: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        hf_specdec.grammar(tokenizer, **given)
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`tokenizer` must be a fast tokenizer"):
+        hf_specdec.grammar(object(), regex="a")  # type: ignore[arg-type]
+
+
+def test_a_pydantic_model_is_a_schema(target: Any, prompt: Any, tokenizer: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model("Point", x=(int, ...), y=(bool, ...), __config__={"extra": "forbid"})
+    made = hf_specdec.grammar(tokenizer, json_schema=kind)
+    ids = target.generate(**prompt, max_new_tokens=60, logits_processor=[made], spec_method="auto")
+    text = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert kind.model_validate_json(text)
