@@ -71,7 +71,7 @@ def test_it_has_no_weight_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("layers", [0, -1, 3, 4, 1.5, "2", True, None])
 def test_the_number_of_layers_has_bounds(layers: Any) -> None:
-    with pytest.raises(ConfigError, match="`layers` must be a whole number from 1 to 2") as error:
+    with pytest.raises(ConfigError, match="`layers` must be a whole number of at least 1 and at most 2") as error:
         self_draft(build(FAMILIES["llama"]), layers=layers)
     assert error.value.remedy
 

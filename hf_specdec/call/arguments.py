@@ -18,9 +18,8 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter, maker_of
 from hf_specdec.methods.common.entry import Method
-from hf_specdec.methods.common.own_drafter import maker_of
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 
 

@@ -38,7 +38,8 @@ class PendingRead:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host = tensor.to(HOST, non_blocking=is_staged(tensor.device))
-        self._arrival = _arrival_of(tensor.device)
+        is_cuda = tensor.device.type == "cuda"  # elsewhere the copy has waited for all work before it
+        self._arrival = torch.cuda.current_stream(tensor.device).record_event() if is_cuda else None
 
     def wait(self) -> Array:
         """The values."""
@@ -46,11 +47,6 @@ class PendingRead:
             self._arrival.synchronize()
         values: Array = self._host.numpy()
         return values
-
-
-def _arrival_of(device: torch.device) -> torch.cuda.Event | None:
-    """Event of the work launched on `device` so far; `None` where copies wait for that work."""
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -29,8 +29,7 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.utils import ModelOutput
 
-from hf_specdec.compat.cache_code import foreign_code
-from hf_specdec.compat.cache_hooks import code_with_cache
+from hf_specdec.compat.cache_code import code_with_cache, foreign_code
 from hf_specdec.compat.caches import (
     CACHE,
     CACHE_LENGTHS,

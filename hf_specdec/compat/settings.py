@@ -1,12 +1,18 @@
-"""Settings of generation: those that transformers does not know, saved and loaded with its own, and its defaults."""
+"""Settings of generation: those that transformers knows, and ours, saved and loaded with its own.
+
+Names                        Why
+`TransformersKwargs`         arguments that every forward takes without naming them
+"""
 
 import copy
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.utils import TransformersKwargs
 
 from hf_specdec.compat.hub_files import cached_file
 
@@ -66,3 +72,14 @@ def without_defaults(generation_config: GenerationConfig, names: Iterable[str]) 
         if name in defaults and getattr(config, name, None) == defaults[name]:
             setattr(config, name, None)
     return config
+
+
+def known_settings(model: PreTrainedModel) -> set[str]:
+    """Arguments of the model's `generate` and forward, and settings of a generation configuration."""
+    functions = [model.__class__.generate, GenerationMixin.generate, model.forward, model.prepare_inputs_for_generation]
+    if model.config.is_encoder_decoder:
+        functions.append(model.get_encoder().forward)
+    names = {name for function in functions for name in inspect.signature(function).parameters}
+    names |= {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    names |= set(TransformersKwargs.__annotations__)
+    return names | {"tokenizer", "assistant_tokenizer", "input_ids", "inputs", "inputs_embeds"}

@@ -69,27 +69,18 @@ def read_device(device: int | str | torch.device, field: str) -> torch.device:
         raise ConfigError(field, f"must be a device that is here ({known})", device, remedy) from error
 
 
-def check_device_map(device_map: Any) -> None:
-    """Raise where a `device_map` of `from_pretrained` names a device that is not here, or nothing.
+def with_checked_map(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` with a checked `device_map`, "disk" for the whole model as transformers takes it.
 
     Raises:
-        ConfigError: names it.
+        ConfigError: it names a device that is not here, or nothing.
     """
+    device_map = kwargs.get("device_map")
     if isinstance(device_map, Mapping) and not device_map:
         raise ConfigError("device_map", "must name a part at least", device_map, 'Write {"": "cpu"}, or leave it out.')
     for device in device_map.values() if isinstance(device_map, Mapping) else [device_map]:
         if device is not None and device not in (*STRATEGIES, *NO_DEVICES):
             read_device(device, "device_map")
-
-
-def with_checked_map(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `from_pretrained` with a checked `device_map`, "disk" for the whole model as transformers takes it.
-
-    Raises:
-        ConfigError: as `check_device_map`.
-    """
-    device_map = kwargs.get("device_map")
-    check_device_map(device_map)
     return {**kwargs, "device_map": {"": "disk"}} if device_map == "disk" else dict(kwargs)
 
 

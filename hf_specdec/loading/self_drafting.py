@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.api.enabled_model import become_plain
 from hf_specdec.engine.model_state import ATTRIBUTE
-from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.networks.layer_cut import cut_after, layers_of, path_to_layers
+from hf_specdec.methods.common.config import check_positive
 
 
 def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
@@ -46,10 +47,7 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
         )
     path = path_to_layers(inner)
     own = layers_of(inner, path)
-    most = len(own) - 1
-    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= most:
-        rule, remedy = f"must be a whole number from 1 to {most}", "A quarter of the model's layers is a start."
-        raise ConfigError("layers", rule, layers, remedy)
+    check_positive("layers", layers, "A quarter of the model's layers is a start.", most=len(own) - 1)
     first = torch.nn.ModuleList(list(own)[:layers])
     first.training = own.training
     draft = cut_after(inner, path, first)

@@ -35,7 +35,7 @@ def race(racer: Racer) -> Race:
     settings = Settings(
         prompt=GALLERY[0].prompt, methods=("auto", "lookahead", "draft_model"), values=values, max_new_tokens=40
     )
-    return racer.start(settings, {}, Stop()).result()
+    return racer.start(settings, {}, Stop()).future.result()
 
 
 @pytest.fixture(scope="module")

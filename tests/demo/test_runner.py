@@ -28,7 +28,7 @@ from tests.helpers.zoo import FAMILIES, build
 
 def run(racer: Racer, memories: Memories | None = None, stop: Stop | None = None, **settings: Any) -> Race:
     given = {"prompt": GALLERY[0].prompt, "max_new_tokens": 24} | settings
-    return racer.start(Settings(**given), {} if memories is None else memories, stop or Stop()).result()
+    return racer.start(Settings(**given), {} if memories is None else memories, stop or Stop()).future.result()
 
 
 def test_a_race_past_the_model_s_positions_is_refused(racer: Racer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_races_run_one_at_a_time(racer: Racer) -> None:
             racer.start(Settings(prompt=prompt, max_new_tokens=12, methods=("prompt_lookup",)), {}, Stop())
             for prompt in prompts
         ]
-        races = [start.result() for start in starts]
+        races = [start.future.result() for start in starts]
     finally:
         racer.model.__dict__["generate"] = generate
     assert [race.prompt for race in races] == prompts
@@ -241,7 +241,7 @@ def test_a_chat_model_s_prompts_go_through_its_template(racer: Racer) -> None:
     asked = Settings(prompt="sort a list", max_new_tokens=8)
     said = Settings(prompt="# user: sort a list\n", max_new_tokens=8)
     (plain, auto), (expected, _) = (
-        one.start(settings, {}, Stop()).result().lanes for one, settings in ((chatting, asked), (racer, said))
+        one.start(settings, {}, Stop()).future.result().lanes for one, settings in ((chatting, asked), (racer, said))
     )
     assert plain.token_ids == auto.token_ids == expected.token_ids
 

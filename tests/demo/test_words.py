@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.tools.demo.words import Words
+from hf_specdec.tools.demo.recorder import Words
 
 TEXTS = [
     "def main():\n    return 1\n",

@@ -13,13 +13,13 @@ import hf_specdec
 from hf_specdec.distributed import placement
 from hf_specdec.distributed.placement import (
     available_devices,
-    check_device_map,
     is_placed,
     move,
     move_pair,
     place,
     read_device,
     read_devices,
+    with_checked_map,
 )
 from hf_specdec.errors import ConfigError
 from tests.helpers.support import PROMPT, noisy_copy, plain
@@ -96,7 +96,7 @@ def test_nothing_is_loaded_to_a_device_that_is_not_there(loader: str, device: An
 
 def test_strategies_and_places_without_a_device_are_no_devices(two_gpus: None) -> None:
     for device_map in ("auto", "sequential", "disk", "meta", None, {"a": "disk", "b": 1}, "cuda", 0):
-        check_device_map(device_map)
+        with_checked_map({"device_map": device_map})
 
 
 @pytest.mark.parametrize(

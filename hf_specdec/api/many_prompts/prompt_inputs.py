@@ -13,7 +13,7 @@ from hf_specdec.call.arguments import own_arguments
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat import GIVEN_CACHES
-from hf_specdec.compat.generate_names import known_settings
+from hf_specdec.compat.settings import known_settings
 from hf_specdec.errors import ConfigError, counted
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")

@@ -12,8 +12,7 @@ from hf_specdec import compat
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
-from hf_specdec.forward.capabilities.attention_weights import reason_against_weights
-from hf_specdec.forward.capabilities.cross_attention import reason_against_states
+from hf_specdec.forward.capabilities.attention import reason_against_states, reason_against_weights
 from hf_specdec.forward.capabilities.probe import Capability, probe, untried
 from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows

@@ -10,8 +10,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
-from hf_specdec.forward.networks.head_rows import Wanted
-from hf_specdec.forward.networks.head_stage import HeadStage
+from hf_specdec.forward.networks.head_stage import HeadStage, Wanted
 from hf_specdec.methods.common.draft_head import PairHead
 
 CHUNK = 512  # pairs of a prompt that are fed at once

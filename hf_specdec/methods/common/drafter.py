@@ -8,9 +8,10 @@ transformers `CandidateGenerator`, so the same object runs inside transformers' 
     drafter.learn_from(DraftResult(tree, accepted, logits))  # accepted: the tokens that the step added to the text
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draw_noise import DrawNoise
 from hf_specdec.methods.common.node_logits import NodeLogits
 
@@ -216,3 +218,36 @@ class Drafter(BaseDrafter):
     def learn_from(self, result: DraftResult) -> None:
         """Call `observe`; see `BaseDrafter.learn_from`."""
         self.observe(result.tree, None if result.logits is None else result.logits.logits, result.accepted)
+
+
+def maker_of(value: Any) -> Callable[[], BaseDrafter]:
+    """Finds the function that makes the drafter of a sequence, of an own `Drafter`, its class, or what makes one.
+
+    Raises:
+        ConfigError: `value` is neither a `Drafter` nor callable without arguments, or its class lacks methods. The
+            maker raises it where what was made is no `Drafter`.
+    """
+    if isinstance(value, BaseDrafter):
+        return lambda: value
+    if inspect.isabstract(value):
+        missing = ", ".join(sorted(value.__abstractmethods__))
+        raise ConfigError("spec_method", f"must define {missing}", value, "See the methods of hf_specdec.Drafter.")
+    if _needs_arguments(value):
+        raise ConfigError("spec_method", "must be callable without arguments", value, "Wrap it in a lambda.")
+
+    def make() -> BaseDrafter:
+        made = value()
+        if not isinstance(made, BaseDrafter):
+            raise ConfigError("spec_method", "must return a Drafter", made, "Subclass hf_specdec.Drafter.")
+        return made
+
+    return make
+
+
+def _needs_arguments(make: Callable[..., Any]) -> bool:
+    """True if a callable has parameters without a default; `False` where it does not tell, as built-in types."""
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:
+        return isinstance(error, TypeError)
+    return False

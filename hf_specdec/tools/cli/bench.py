@@ -27,8 +27,7 @@ from hf_specdec.tools.bench.steps import measure_steps
 from hf_specdec.tools.bench.tables import facts, markdown, notes, read_document, tables
 from hf_specdec.tools.cli.bench_file import DocumentFile
 from hf_specdec.tools.cli.bench_models import ModelsOptions
-from hf_specdec.tools.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions
-from hf_specdec.tools.cli.bench_unread import check_unread
+from hf_specdec.tools.cli.bench_options import KindOptions, OutputOptions, PromptOptions, RunOptions, check_unread
 from hf_specdec.tools.cli.report import note_interrupt, print_json, print_table, progress_bar, stdout_console
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import INTERRUPTED, note

@@ -1,6 +1,6 @@
 """The options of `hf-specdec bench` but for its models, with their help."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +16,25 @@ from hf_specdec.tools.bench.plots import check_drawn, check_matplotlib
 from hf_specdec.tools.bench.prompts import Prompt, batched, load_prompts, random_prompts
 from hf_specdec.tools.bench.rows import PEERS
 from hf_specdec.tools.cli import options
+from hf_specdec.tools.cli.bench_models import ModelsOptions
 from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.command_errors import within
 
+# Options that each measurement reads.
+PLACE = ("model", "widen", "device", "device_map", "max_memory", "offload_folder", "threads")
+TARGET = (*PLACE, "dtype", "attn_implementation")
+PROMPTS = ("prompts", "limit", "limit_per_task", "random_tokens")
+ROWS = ("row", "prompt_lookup_config", "lookahead_config", "draft_model_config")
+READ = {
+    "cost": (*TARGET, "context_length", "rounds", "seed"),
+    "replay": ROWS,
+    "many": (*TARGET, "draft_model", "draft_dtype", "head", *PROMPTS, "batch_size", *ROWS, "max_new_tokens"),
+    "precisions": (*PLACE, *PROMPTS, *ROWS, "max_new_tokens", "rounds"),
+    "drafting": (*TARGET, *PROMPTS, "context_length"),
+    "steps": (*TARGET, "draft_model", "draft_dtype", *PROMPTS),
+    "show": ("against",),
+}  # by what is asked for, next to its own option and those of the output; speeds read all but `NOT_OF_SPEEDS`
+NOT_OF_SPEEDS = ("context_length",)
 MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  # by --do-sample
 
 
@@ -229,3 +245,25 @@ def _check_folder(field: str, given: Path, folder: Path) -> None:
         raise ConfigError(field, "must have its figures in a folder", str(given), remedy)
     above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     check_room(field, above, str(given))
+
+
+def check_unread(kind: str, *groups: ModelsOptions | PromptOptions | RunOptions | KindOptions) -> None:
+    """Raise for an option that was given and takes no part in what is asked for.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    for group in groups:
+        for option in fields(group):
+            value = getattr(group, option.name)
+            if value == option.default or _is_read(option.name, kind):
+                continue
+            name = f"--{option.name.replace('_', '-')}"
+            if kind == SPEEDS:
+                others = " or ".join(f"--{other}" for other, read in READ.items() if option.name in read)
+                raise ConfigError(name, f"must come with {others}", value, "Leave it out.")
+            raise ConfigError(name, f"must be left out with --{kind}", value, "It takes no part in that.")
+
+
+def _is_read(option: str, kind: str) -> bool:
+    return option not in NOT_OF_SPEEDS if kind == SPEEDS else option in (kind, *READ[kind])

@@ -1,10 +1,8 @@
 """From the options that choose a method to its name and configuration. Knows nothing about models."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hf_specdec.call.arguments import NONE
 from hf_specdec.engine.cost.cost_model import StepCosts
@@ -111,7 +109,7 @@ def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -
         other = _option(argument)
     field, given = next(iter(forms.items())) if forms else ("spec_config", spec_config)
     with within(field):
-        config = method.config_class.parse(_from_json(given), field)
+        config = method.config_class.parse(given, field)
         if config.costs_file is not None:
             StepCosts(0.0).load(config.costs_file)  # an error before the model is loaded
     return config
@@ -119,11 +117,3 @@ def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -
 
 def _option(argument: str) -> str:
     return f"--{argument.replace('_', '-')}"
-
-
-def _from_json(text: str | None) -> Any:
-    """The value of a JSON text; the text itself where it is not JSON, for `parse` to read as a Python literal."""
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -25,9 +25,6 @@ from hf_specdec.tools.command_errors import note
 ModelPath = Annotated[
     str | None, typer.Option("--model", help="Folder, hub name or smollm2. Default: the embedded target.")
 ]
-ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="The model, as with --model.", show_default=False)
-]
 DraftModelPath = Annotated[
     str | None,
     typer.Option(
@@ -102,7 +99,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 class ModelOptions:
     """The model, as the option that every command has, or as an argument."""
 
-    model_argument: ModelArgument = None
+    model_argument: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The model, as with --model.", show_default=False)
+    ] = None
     model: ModelPath = None
 
     @property
@@ -251,10 +250,8 @@ class MethodOptions:
                 self.draft_model, self.draft_dtype or dtype, config, device_of_draft, method=method, target=target.model
             )
             if resolve(method).needs_draft_head and not isinstance(draft, DraftHead):
-                rule, remedy = (
-                    f"must be a draft head with --spec-method {method}",
-                    "Is it a model? --spec-method draft_model takes one.",
-                )
+                rule = f"must be a draft head with --spec-method {method}"
+                remedy = "Is it a model? --spec-method draft_model takes one."
                 raise ConfigError("--draft-model", rule, self.draft_model, remedy)
             how |= {"assistant_model": draft, **draft_tokenizers(draft, self.draft_model, target.tokenizer)}
         return how

@@ -227,7 +227,7 @@ class Page:
             running = self.racer.start(settings, memories, stop)
             while wait([running.future], POLL_SECONDS).not_done:
                 yield {self.status: _progress(running, settings)}
-            race = running.result()
+            race = running.future.result()
         except SpecError as error:
             yield {self.status: draw_error(error)}
             return

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCrit
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.methods.lookahead.drafter import LookaheadView
 from hf_specdec.tools.demo.record import Lane, Node, Step, Token
-from hf_specdec.tools.demo.words import Words
+
+NUM_CONTEXT = 8  # tokens of the prompt that say how the first new ones are spelled
+INCOMPLETE = "\ufffd"  # what a decoder writes for a part of a character
 
 
 class Stop(StoppingCriteria):
@@ -38,6 +40,48 @@ class Stop(StoppingCriteria):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
         """`(batch,)`: whether each text ends."""
         return torch.full((input_ids.shape[0],), self.is_over, device=input_ids.device)  # type: ignore[return-value]
+
+
+class Words:
+    """Texts of one call's tokens: each alone, and each as what it adds to a text.
+
+    Args:
+        tokenizer: of the model.
+        prompt_ids: of the prompt.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.context = list(prompt_ids[-NUM_CONTEXT:])
+        self._known: dict[int, str] = {}
+
+    def word(self, token: int) -> str:
+        """The text of one token alone."""
+        if token not in self._known:
+            self._known[token] = self._decode([token])
+        return self._known[token]
+
+    def all(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        """The texts of several, each alone."""
+        return tuple([self.word(token) for token in tokens])
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Text that each token adds; a character of several tokens belongs to the last of them."""
+        ids, pieces = [*self.context, *tokens], list[str]()
+        start, end = 0, len(self.context)  # the last complete piece, which says how the next one is spelled
+        for place in range(len(self.context), len(ids)):
+            before, now = self._decode(ids[start:end]), self._decode(ids[start : place + 1])
+            is_last = place == len(ids) - 1
+            if now.endswith(INCOMPLETE) and not is_last and place - end < 4:
+                pieces.append("")
+                continue
+            pieces.append(now[len(before) :])
+            start, end = max(start, end - 1), place + 1
+        return pieces
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text if isinstance(text, str) else "".join(text)
 
 
 class Recorder:

@@ -36,7 +36,7 @@ class Running:
     """A race under way.
 
     Attributes:
-        future: the race, when it is over.
+        future: the race, when it is over; its `result` raises a `SpecError` where the model cannot do what was asked.
         label (`str`): the lane that runs now.
         recorder: of that lane.
     """
@@ -49,14 +49,6 @@ class Running:
     def num_tokens(self) -> int:
         """New tokens of the lane so far."""
         return len(self.recorder.token_ids) if self.recorder is not None else 0
-
-    def result(self) -> Race:
-        """Wait for the end.
-
-        Raises:
-            SpecError: the model cannot do what was asked.
-        """
-        return self.future.result()
 
 
 class Racer:

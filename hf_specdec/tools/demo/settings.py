@@ -7,6 +7,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.methods.common.config import check_at_least, check_positive
+from hf_specdec.methods.registry import resolve
 
 METHOD_LABELS: Mapping[str, str] = MappingProxyType(
     {
@@ -21,6 +23,7 @@ WITH_DRAFT = ("draft_model", "auto+draft_model")
 MAX_METHODS = 3
 NUM_TOKENS = 96  # of a lane, where no one says how many
 MAX_POOL_TOKENS, MAX_RECYCLED = 50_000, 16_384  # bounds of one visitor's memory
+IN_RANGE = "Choose a value in this range."
 LEAST_TEMPERATURE, MAX_TEMPERATURE, MAX_SEED = 0.01, 2.0, 2**31 - 1
 
 
@@ -54,7 +57,7 @@ class Knob:
     Attributes:
         method, field (`str`): the method and the field of its configuration.
         label, info (`str`): its name and a line of explanation.
-        least, most, default (`int`): its range.
+        least, most (`int`): its range.
     """
 
     method: str
@@ -63,12 +66,16 @@ class Knob:
     info: str
     least: int
     most: int
-    default: int
 
     @property
     def name(self) -> str:
         """Its name in a link and in `Settings.values`."""
         return f"{self.method}.{self.field}"
+
+    @property
+    def default(self) -> int:
+        """That of the method's configuration; 0 where it leaves the choice to the method."""
+        return getattr(resolve(self.method).config_class(), self.field) or 0
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -79,7 +86,6 @@ KNOBS: tuple[Knob, ...] = (
         info="0 drafts as many as save time on this machine, or none. Other values draft that many every step.",
         least=0,
         most=64,
-        default=0,
     ),
     Knob(
         method="auto",
@@ -88,7 +94,6 @@ KNOBS: tuple[Knob, ...] = (
         info="With the draft model: most forwards of it before a verify step.",
         least=1,
         most=10,
-        default=6,
     ),
     Knob(
         method="prompt_lookup",
@@ -97,7 +102,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Most tokens copied in one go from where the last tokens stood before.",
         least=1,
         most=20,
-        default=10,
     ),
     Knob(
         method="prompt_lookup",
@@ -106,7 +110,6 @@ KNOBS: tuple[Knob, ...] = (
         info="How many of the last tokens are looked up in the text, at most.",
         least=1,
         most=5,
-        default=2,
     ),
     Knob(
         method="prompt_lookup",
@@ -115,7 +118,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Continuations followed side by side; 1 drafts a chain, more draft a tree.",
         least=1,
         most=8,
-        default=1,
     ),
     Knob(
         method="lookahead",
@@ -124,7 +126,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Columns of the window of guesses: n-grams collected a step.",
         least=2,
         most=15,
-        default=7,
     ),
     Knob(
         method="lookahead",
@@ -133,7 +134,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Tokens of an n-gram. A step emits at most this many.",
         least=2,
         most=7,
-        default=5,
     ),
     Knob(
         method="lookahead",
@@ -142,7 +142,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Most n-grams verified a step. A step computes about (W + G) x (N - 1) tokens.",
         least=1,
         most=15,
-        default=7,
     ),
     Knob(
         method="draft_model",
@@ -151,7 +150,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Most tokens the draft model writes before the target verifies them.",
         least=1,
         most=10,
-        default=4,
     ),
     Knob(
         method="draft_model",
@@ -160,7 +158,6 @@ KNOBS: tuple[Knob, ...] = (
         info="Children of a node of the draft; 1 drafts a chain, more draft a tree.",
         least=1,
         most=8,
-        default=1,
     ),
 )
 
@@ -211,13 +208,13 @@ class Settings:
             if name not in known:
                 raise unknown_name("parameter", name, known)
             knob = known[name]
-            _check_whole(name, value, knob.least, knob.most)
+            check_at_least(name, value, knob.least, IN_RANGE, most=knob.most)
         is_number = isinstance(self.temperature, int | float) and not isinstance(self.temperature, bool)
         if not is_number or not (self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
             rule = f"must be 0, or a number from {LEAST_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
             raise ConfigError("temperature", rule, self.temperature, "0 takes the likeliest token each time.")
-        _check_whole("seed", self.seed, 0, MAX_SEED)
-        _check_whole("max_new_tokens", self.max_new_tokens, 1, None)
+        check_at_least("seed", self.seed, 0, IN_RANGE, most=MAX_SEED)
+        check_positive("max_new_tokens", self.max_new_tokens, IN_RANGE)
 
     def check_within(self, limits: Limits, methods: Mapping[str, str]) -> None:
         """Raise unless this page's limits allow the race.
@@ -231,7 +228,7 @@ class Settings:
         if len(self.prompt) > limits.max_prompt_chars:
             rule = f"must have at most {limits.max_prompt_chars} characters"
             raise ConfigError("prompt", rule, f"{len(self.prompt)} characters", "Shorten it.")
-        _check_whole("max_new_tokens", self.max_new_tokens, 1, limits.max_new_tokens)
+        check_positive("max_new_tokens", self.max_new_tokens, IN_RANGE, most=limits.max_new_tokens)
         for method in self.methods:
             if method not in methods and method in WITH_DRAFT and not methods.keys() & WITH_DRAFT:
                 remedy = "Start the demo with --draft-model, or choose another method."
@@ -274,30 +271,17 @@ class Settings:
         if "methods" in query:
             given["methods"] = tuple(query["methods"].split(","))
         if "temperature" in query:
-            given["temperature"] = _number("temperature", query["temperature"])
+            given["temperature"] = _number("temperature", query["temperature"], float)
         for name in ("seed", "max_new_tokens"):
             if name in query:
-                given[name] = _whole_number(name, query[name])
-        values = {name: _whole_number(name, text) for name, text in query.items() if name not in own}
+                given[name] = _number(name, query[name], int)
+        values = {name: _number(name, text, int) for name, text in query.items() if name not in own}
         return cls(**given, values=default_values() | values, remembers=query.get("remembers") == "1")
 
 
-def _check_whole(name: str, value: object, least: int, most: int | None) -> None:
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least and (most is None or value <= most)
-    if not fits:
-        rule = f"must be a whole number from {least} {'on' if most is None else f'to {most}'}"
-        raise ConfigError(name, rule, value, "Choose a value in this range.")
-
-
-def _number(name: str, text: str) -> float:
+def _number(name: str, text: str, kind: type[int] | type[float]) -> Any:
     try:
-        return float(text)
+        return kind(text)
     except ValueError:
-        raise ConfigError(name, "must be a number", text, "Correct the link.") from None
-
-
-def _whole_number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(name, "must be a whole number", text, "Correct the link.") from None
+        rule = f"must be a {'whole ' if kind is int else ''}number"
+        raise ConfigError(name, rule, text, "Correct the link.") from None

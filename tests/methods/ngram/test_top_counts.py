@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from hf_specdec.methods.common.ngram.top_counts import TopCounts
+from hf_specdec.methods.common.ngram.index import TopCounts
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,11 +19,6 @@ def source_class(key: str) -> str:
     return f"hs-s-{source_of(key).style}"
 
 
-def source_letter(key: str) -> str:
-    """A letter for a source where a line is too fine to see."""
-    return source_of(key).letter
-
-
 def draw_legend(keys: Iterable[str]) -> str:
     """The meaning of the colours and lines of these sources, in a fixed order."""
     wanted = {source_of(key) for key in keys}

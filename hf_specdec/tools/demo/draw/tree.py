@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hf_specdec.errors import counted
 from hf_specdec.tools.demo.draw.markup import one_line, percent
-from hf_specdec.tools.demo.draw.sources import source_class, source_letter, source_of
+from hf_specdec.tools.demo.draw.sources import source_class, source_of
 from hf_specdec.tools.demo.record import Node, Step
 
 WIDTH, HEIGHT = 90, 30  # of a node's box
@@ -80,8 +80,7 @@ def _box(place: tuple[int, int], node: Node, state: str) -> str:
     origin = source_of(node.source).label if node.source else "last token of the text"
     title = f"{said}: {origin}, {state}"
     chance = "" if node.probability is None else percent(node.probability)
-    letter = source_letter(node.source)
-    note = " ".join(filter(None, [letter, chance])) if state != "chosen" else "target"
+    note = " ".join(filter(None, [source_of(node.source).letter, chance])) if state != "chosen" else "target"
     return (
         f'<g class="hs-node hs-{state} {source_class(node.source) if node.source else ""}"><title>{title}</title>'
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
