@@ -33,9 +33,9 @@ HEAD = """# Architectures
 
 What the engine does with every model class of transformers that generates. Each was tried on tiny random models in
 fp32: of one prompt and of three prompts padded on the left, the greedy text and the cache with its keys, values and
-states are compared with those of plain `generate`. Drafts come from prompt lookup, from `"auto"`, from random trees, and
-from trees that hold the right tokens among wrong ones. The table is written by `python -m tests.capabilities.findings`;
-a test compares it with what the models do.
+states are compared with those of plain `generate`. Drafts come from prompt lookup, from `"auto"`, from random trees,
+and from trees that hold the right tokens among wrong ones. The table is written by
+`python -m tests.capabilities.findings`; a test compares it with what the models do.
 
 - **tree**: any tree of tokens is verified in one forward. **chain**: several tokens in sequence are. **plain**: one
   token a forward, as without this package, for the reason given.
