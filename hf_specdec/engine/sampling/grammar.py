@@ -158,7 +158,17 @@ class GrammarRow:
         if len(new) <= 1 and (self._has_ended or is_end):  # what follows an end is padding, a token at a time
             self._has_ended = True
             return True
-        return not self._has_ended and self._ends.isdisjoint(new) and self.descend(new)
+        if self._has_ended or not self._ends.isdisjoint(new):
+            return False
+        if not self.descend(new):
+            word, bit = divmod(new[0], WORD)
+            if len(new) == 1 and self._allowed()[word] >> bit & 1:
+                rule = (
+                    "llguidance allows a special token here that it does not follow; a Lark grammar names it by its id"
+                )
+                raise SpecError(f"the grammar cannot be followed any further: {rule}, <[{new[0]}]>")
+            return False
+        return True
 
     def _allowed(self) -> npt.NDArray[np.uint32]:
         """Bits of the tokens that may follow here."""

@@ -33,10 +33,27 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class TextFormat(_Body):
+class JsonSchema(_Body):
+    """A schema that an answer follows."""
+
+    name: str
+    description: str | None = None
+    definition: dict[str, Any] = Field(alias="schema")
+    strict: bool = False
+
+
+class ResponseFormat(_Body):
     """The form of an answer."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        """Refuse a schema that is missing, or is not asked for."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema must come with the type json_schema, and only there")
+        return self
 
 
 class TextPart(_Body):
@@ -150,7 +167,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     tools: list[Any] | None = Field(None, max_length=0)
     tool_choice: Literal["none"] | None = None
 

@@ -11,11 +11,12 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.call.arguments import NONE
-from hf_specdec.errors import ConfigError, counted
+from hf_specdec.errors import ConfigError, MissingExtraError, counted
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
+from hf_specdec.tools.serve.answer_grammars import answer_grammar
 from hf_specdec.tools.serve.limits import check_request
 from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -78,6 +79,8 @@ class RequestReader:
         if request.presence_penalty or request.frequency_penalty:
             penalties = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
             inputs["logits_processor"] = [GeneratedTokenPenalties(*penalties, prompt_length=len(ids))]
+        if (grammar := self._grammar(request)) is not None:
+            inputs["logits_processor"] = [*inputs.get("logits_processor", ()), grammar]
         if request.num_logprobs is not None:
             inputs |= self._after_recorder(inputs) | {"num_logprobs": request.num_logprobs}
         if request.stop_strings:
@@ -96,6 +99,16 @@ class RequestReader:
         if request.seed is None:
             return [inputs] * request.n
         return [{**inputs, "seed": request.seed + index} for index in range(request.n)]
+
+    def _grammar(self, request: GenerationRequest) -> Any:
+        """The grammar of a request's answer; `None` without one."""
+        if not isinstance(request, ChatRequest):
+            return None
+        try:
+            return answer_grammar(self.tokenizer, request.response_format, self.end_tokens)
+        except (ConfigError, MissingExtraError) as error:
+            message = f"response_format: {' '.join(str(error).split())}"
+            raise RequestError(400, message, "invalid_value", "response_format") from error
 
     def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The processors that generate makes of settings, as processors of the caller's: a recorder comes first."""

@@ -1,5 +1,6 @@
 """Grammars: the text of plain generation under the same grammar, with forced tokens drafted, whatever the method."""
 
+import copy
 import json
 import re
 from collections import Counter
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, SpecError
 from tests.helpers.support import METHODS, plain, results_of
 
 pytest.importorskip("llguidance")
@@ -290,3 +291,16 @@ def test_a_pydantic_model_is_a_schema(target: Any, prompt: Any, tokenizer: Any) 
     ids = target.generate(**prompt, max_new_tokens=60, logits_processor=[made], spec_method="auto")
     text = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
     assert kind.model_validate_json(text)
+
+
+def test_a_special_token_that_the_matcher_cannot_follow_ends_the_call(tokenizer: Any) -> None:
+    marked = copy.deepcopy(tokenizer)
+    marked.add_special_tokens({"additional_special_tokens": ["<call>"]})
+    (mark,) = marked("<call>")["input_ids"]
+    processor, scores = hf_specdec.grammar(marked, regex="<call>[a-z]"), torch.zeros(1, len(marked))
+    assert processor(torch.tensor([[5]]), scores).isfinite().nonzero()[:, 1].tolist() == [mark]
+    with pytest.raises(SpecError, match=re.escape(f"<[{mark}]>")):
+        processor(torch.tensor([[5, mark]]), scores)
+    named = hf_specdec.grammar(marked, lark=f'start: <[{mark}]> "a"')
+    for ids in ([5], [5, mark]):
+        assert named(torch.tensor([ids]), scores).isfinite().sum() == 1
