@@ -222,7 +222,7 @@ def test_a_journal_is_continued_like_a_document(run: Run, monkeypatch: pytest.Mo
 @pytest.mark.wide
 def test_random_tokens_and_any_row_to_compare_with(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    words = ("--random-tokens", "2x16", "--limit-per-task", "1", "--limit", "1", "--output", str(file))
+    words = ("--random-tokens", "2x16", "--limit", "1", "--output", str(file))
     document = bench(run, *words, "--against", "plain")
     assert [prompt["task"] for prompt in document["prompts"]][1:] == ["random tokens"] * 2
     row = entry_of(document)["summary"]["greedy"]["generate"]

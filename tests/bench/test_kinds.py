@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.bench import cost, drafting, many, precisions, replay_rows, steps
+from hf_specdec.tools.bench import cost, many, replay_rows, steps
 from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plots import plot_document
@@ -23,16 +23,12 @@ ANSWER = {"prompt_ids": [1, 2, 3], "answer_ids": [4, 1, 2, 3, 4]}
 KINDS: dict[str, tuple[str, ...]] = {
     "cost": ("--cost", "--rounds", "1", "--context-length", "16", "--context-length", "24"),
     "many": ("--many", "--limit", "2", "--max-new-tokens", "4", "--batch-size", "1", "--batch-size", "2"),
-    "precisions": ("--precisions", "fp32,bf16", "--limit", "2", "--max-new-tokens", "4", "--rounds", "1"),
-    "drafting": ("--drafting", "--limit", "2", "--context-length", "64", "--context-length", "96"),
-    "steps": ("--steps", "--limit", "2"),
+    "steps": ("--steps", "--limit", "2", "--context-length", "64", "--context-length", "96"),
     "replay": ("--replay", "answers.jsonl", "--row", "prompt_lookup", "--row", "lookahead"),
 }
 PARTS: dict[str, tuple[Any, str]] = {
     "cost": (cost, "_points"),
     "many": (many, "_measured"),
-    "precisions": (precisions, "compare_tokens"),
-    "drafting": (drafting, "_transformers_steps"),
     "steps": (steps, "_row"),
     "replay": (replay_rows, "_results"),
 }  # what measures one entry of a document
@@ -43,8 +39,7 @@ def tiny(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """A tiny model for every command, and recorded answers in the current folder."""
     monkeypatch.chdir(tmp_path)
     Path("answers.jsonl").write_text(json.dumps(ANSWER) + "\n", encoding="utf-8")
-    for module in (bench_models, precisions):
-        monkeypatch.setattr(module, "load_model", lambda *args, **kwargs: loaded)
+    monkeypatch.setattr(bench_models, "load_model", lambda *args, **kwargs: loaded)
 
 
 def interrupting(real: Callable[..., Any], after: int) -> Callable[..., Any]:
@@ -109,7 +104,7 @@ def test_a_model_without_a_curve_is_left_out_of_what_is_kept(
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("kind", ["cost", "many", "drafting", "replay"])
+@pytest.mark.parametrize("kind", ["cost", "many", "steps", "replay"])
 def test_a_whole_measurement_is_complete(run: Run, kind: str) -> None:
     result = run("bench", *KINDS[kind], "--output", "bench.json", "--json")
     assert result.exit_code == 0, result.stderr
@@ -119,12 +114,11 @@ def test_a_whole_measurement_is_complete(run: Run, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("kind", ["many", "precisions", "drafting", "steps"])
+@pytest.mark.parametrize("kind", ["many", "steps"])
 def test_figures_of_what_has_none_are_refused_before_a_model_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    for module in (bench_models, precisions):
-        monkeypatch.delattr(module, "load_model")
+    monkeypatch.delattr(bench_models, "load_model")
     result = run("bench", *KINDS[kind], "--plot", "figures", "--page", "page.md")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"error: `--plot` must be left out with a document of kind {kind}, but is 'figures'." in result.stderr
@@ -152,7 +146,7 @@ def test_the_cost_curve_of_this_machine(run: Run) -> None:
 
 
 @pytest.mark.wide
-def test_generate_many_and_precisions_and_drafting_have_documents(run: Run, tmp_path: Path) -> None:
+def test_generate_many_and_precisions_and_steps_have_documents(run: Run, tmp_path: Path) -> None:
     def document(*words: str) -> dict[str, Any]:
         result = run("bench", "--limit", "2", *words, "--json")
         assert result.exit_code == 0, result.stderr
@@ -162,9 +156,14 @@ def test_generate_many_and_precisions_and_drafting_have_documents(run: Run, tmp_
     file = tmp_path / "bench.json"
     found = document("--many", "--batch-size", "2", "--row", "plain", "--max-new-tokens", "4", "--output", str(file))
     assert [row["num_equal"] for row in found["tables"][0]["rows"]] == [2] and read_document(file) == found
-    found = document("--precisions", "fp32,bf16", "--row", "plain", "--max-new-tokens", "4", "--rounds", "1")
-    assert [row["precision"] for row in found["tables"][0]["rows"]] == ["fp32", "bf16"]
-    lengths, auto = document("--drafting", "--context-length", "64")["tables"]
+    greedy = ("--row", "plain", "--max-new-tokens", "4", "--rounds", "1", "--no-do-sample")
+    entries = document("--dtype", "fp32", "--dtype", "fp8", *greedy)["models"]
+    assert [(entry["name"], entry["dtype"]) for entry in entries] == [
+        ("embedded target, fp32", "float32"),
+        ("embedded target, fp8", "fp8"),
+    ]
+    assert entries[0]["model"]["bytes"] > 2 * entries[1]["model"]["bytes"]
+    lengths, auto, _ = document("--steps", "--context-length", "64")["tables"]
     assert [row["context_length"] for row in lengths["rows"]] == [64]
     assert [row["num_nodes"] for row in auto["rows"]] == [8, 16, 32, 64]
     shown = run("bench", "--show", str(file))
@@ -185,8 +184,7 @@ def test_recorded_answers_are_replayed(run: Run) -> None:
         (("--cost", "--resume", "x.json"), "must be left out with --cost"),
         (("--cost", "--context-length", "4000"), "positions"),
         (("--cost", "--many"), "must be left out with --cost"),
-        (("--precisions", "fp99"), "must be one of"),
-        (("--precisions", ""), "must be one of"),
+        (("--many", "--dtype", "fp32", "--dtype", "bf16"), "must be given once"),
         (("--many", "--widen", "native", "--widen", "320x7"), "must be given once"),
     ],
 )

@@ -127,15 +127,6 @@ def test_a_missing_file_and_a_bad_limit_are_errors(tmp_path: Path) -> None:
         load_prompts(limit=0)
 
 
-def test_a_limit_for_each_task_takes_its_first_ones(tmp_path: Path) -> None:
-    tasks = ["a", "b", "a", "a", "b", "c"]
-    path = write(tmp_path, *({"id": f"p{i}", "task": task, "turns": ["x"]} for i, task in enumerate(tasks)))
-    assert [prompt.id for prompt in load_prompts([path], limit_per_task=2)] == ["p0", "p1", "p2", "p4", "p5"]
-    assert [prompt.id for prompt in load_prompts([path], limit_per_task=1, limit=2)] == ["p0", "p1"]
-    with pytest.raises(ConfigError, match="limit_per_task"):
-        load_prompts([path], limit_per_task=0)
-
-
 def test_random_tokens_are_a_task_of_prompts_that_their_seeds_repeat(loaded: LoadedModel) -> None:
     """Every token of the vocabulary but the special ones may come, and no prompt is like another."""
     prompts = random_prompts(40, length=64)

@@ -24,7 +24,6 @@ OF_MODELS = (*PLACED, ("--model", "mine"), *OF_DRAFTS, HEAD, ("--widen", "320x7"
 OF_TEXTS = (
     ("--prompts", "mine.jsonl"),
     ("--limit", "2"),
-    ("--limit-per-task", "2"),
     ("--random-tokens", "8x64"),
 )
 BATCH = ("--batch-size", "2")
@@ -39,17 +38,9 @@ UNREAD = [
     *[("replay", words) for words in (*OF_MODELS, *OF_PROMPTS, *OF_RUNS, AGAINST)],
     *[("cost", words) for words in (*OF_DRAFTS, HEAD, *OF_PROMPTS, *OF_ROWS, AGAINST, TOKENS, *OF_SAMPLING)],
     *[("many", words) for words in (AGAINST, ROUNDS, *OF_SAMPLING, SEED, CONTEXT)],
-    *[
-        ("precisions", words)
-        for words in (*OF_DRAFTS, HEAD, *OF_PRECISION, BATCH, AGAINST, *OF_SAMPLING, SEED, CONTEXT)
-    ],
-    *[
-        ("drafting", words)
-        for words in (*OF_DRAFTS, HEAD, BATCH, *OF_ROWS, AGAINST, TOKENS, ROUNDS, *OF_SAMPLING, SEED)
-    ],
-    *[("steps", words) for words in (HEAD, BATCH, *OF_ROWS, AGAINST, *OF_RUNS)],
+    *[("steps", words) for words in (HEAD, BATCH, *OF_ROWS, AGAINST, TOKENS, ROUNDS, *OF_SAMPLING, SEED)],
 ]
-FLAGS = ("cost", "many", "drafting", "steps")
+FLAGS = ("cost", "many", "steps")
 
 
 @pytest.fixture
@@ -77,7 +68,7 @@ def test_what_is_not_read_is_refused(
 def test_what_speeds_do_not_read_is_refused_with_what_does(run: Run) -> None:
     result = run("bench", *CONTEXT)
     assert result.exit_code == 2
-    assert "error: `--context-length` must come with --cost or --drafting, but is [64]." in result.stderr
+    assert "error: `--context-length` must come with --cost or --steps, but is [64]." in result.stderr
 
 
 def test_what_is_read_is_taken(run: Run, files: Path) -> None:

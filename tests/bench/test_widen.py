@@ -180,3 +180,12 @@ def test_a_head_of_another_width_is_not_widened() -> None:
     model = tiny_llama(200)
     with pytest.raises(UnsupportedModelError, match="hidden size 32"):
         widen_head(random_head(build(FAMILIES["qwen3"])), model, widen(model, hidden_size=64, num_layers=2))
+
+
+def test_a_widened_model_is_quantised_at_its_size() -> None:
+    loaded = load_model(None, dtype="fp8", device="cpu", widen_to=(512, 7))
+    assert loaded.model.model.layers[6].mlp.up_proj.weight.dtype == torch.float8_e4m3fn
+    assert loaded.label == "embedded target, 512x7"
+    text = loaded.tokenizer("def read(path):\n", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert loaded.model(text).logits.isfinite().all()

@@ -23,13 +23,10 @@ from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tools.bench.conversation import encode, fitting
-from hf_specdec.tools.bench.document import Save, fill
-from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.transformers_lookup import transformers_generator
 
-CONTEXT_LENGTHS = (1_000, 10_000, 100_000)
 NUM_NODES = (8, 16, 32, 64)
 VOCAB_SIZE = 32_000
 COPY_SHARE, COPY_LENGTH = 0.02, 12  # one token in fifty starts a passage that stood in the text before
@@ -47,28 +44,6 @@ AUTO_COLUMNS = {
     "read logits": "{reduce_ms:.2f} ms",
     "tokens a step": "{tokens_per_step:.3f}",
 }
-NOTE = "Median times of drafting and observing, one thread. Context: tokens made up by Zipf's law."
-
-
-def measure_drafting(
-    loaded: LoadedModel,
-    prompts: Sequence[Prompt],
-    *,
-    context_lengths: Sequence[int] = CONTEXT_LENGTHS,
-    save: Save | None = None,
-) -> dict[str, Any]:
-    """Measure prompt lookup at each context length, and `auto` at several numbers of nodes.
-
-    Args:
-        save (*optional*): gets the document so far after each row.
-    """
-    settings, facts = {"num_prompts": len(prompts)}, [model_facts(loaded)]
-    document = new_document("drafting", loaded.device, settings=settings, models=facts, notes=[NOTE])
-    tables = [
-        ("prompt_lookup", CONTEXT_COLUMNS, prompt_lookup_points(PromptLookupConfig(), context_lengths)),
-        ("auto", AUTO_COLUMNS, auto_points(loaded, prompts)),
-    ]
-    return fill(document, tables, save)
 
 
 def made_up_text(length: int) -> list[int]:
@@ -87,7 +62,7 @@ def made_up_text(length: int) -> list[int]:
 
 
 def prompt_lookup_points(
-    config: PromptLookupConfig, context_lengths: Sequence[int] = CONTEXT_LENGTHS, num_steps: int = 200
+    config: PromptLookupConfig, context_lengths: Sequence[int], num_steps: int = 200
 ) -> Iterator[dict[str, float]]:
     """Median seconds a step, one token accepted each: `draft_for` and `learn_from`, and transformers' `get_candidates`.
 

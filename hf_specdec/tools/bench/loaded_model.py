@@ -58,9 +58,10 @@ class LoadedModel:
 
     @property
     def label(self) -> str:
-        """Name in documents and tables, with the size that it was widened to."""
-        size = self.facts.get("widening")
-        return f"{self.name}, {size['hidden_size']}x{size['num_layers']}" if size else self.name
+        """Name in documents and tables, with the size that it was widened to and its precision where it has several."""
+        size, precision = self.facts.get("widening"), self.facts.get("precision")
+        widths = f", {size['hidden_size']}x{size['num_layers']}" if size else ""
+        return f"{self.name}{widths}" + (f", {precision}" if precision else "")
 
     @property
     def assisted(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ named; its texts count in a task of their sub-folder. Text that nothing can be d
 Knows nothing about tokenizers or models.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -64,15 +63,12 @@ def random_prompts(count: int, *, length: int) -> list[Prompt]:
     ]
 
 
-def load_prompts(
-    paths: Iterable[str | PathLike[str]] = (), *, limit: int | None = None, limit_per_task: int | None = None
-) -> list[Prompt]:
+def load_prompts(paths: Iterable[str | PathLike[str]] = (), *, limit: int | None = None) -> list[Prompt]:
     """Read files and folders; without any, the set that ships with the package.
 
     Args:
         paths (`Iterable[str]`, *optional*): files and folders.
         limit (`int`, *optional*): most prompts, taken from the tasks in turn.
-        limit_per_task (`int`, *optional*): most prompts of a task, its first ones.
 
     Raises:
         ConfigError: a path is none or does not exist, a line has none of the known forms, two prompts share an id.
@@ -87,8 +83,6 @@ def load_prompts(
         if prompt.id in seen:
             raise ConfigError("id", "must be unique within a run", prompt.id, "Give each prompt an id of its own.")
         seen.add(prompt.id)
-    if limit_per_task is not None:
-        prompts = _first_of_each_task(prompts, limit_per_task)
     return prompts if limit is None else spread(prompts, limit)
 
 
@@ -134,17 +128,6 @@ def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     in_turn = [group[index] for index in range(depth) for group in by_task.values() if index < len(group)]
     chosen = {prompt.id for prompt in in_turn[:limit]}
     return [prompt for prompt in prompts if prompt.id in chosen]
-
-
-def _first_of_each_task(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    check_positive("limit_per_task", limit, "Leave it out for all prompts.")
-    counts: Counter[str] = Counter()
-    chosen = []
-    for prompt in prompts:
-        counts[prompt.task] += 1
-        if counts[prompt.task] <= limit:
-            chosen.append(prompt)
-    return chosen
 
 
 def _from_path(path: Path) -> list[Prompt]:

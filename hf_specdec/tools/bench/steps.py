@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.tools.bench.conversation import encode, fitting
 from hf_specdec.tools.bench.document import Document, Save, fill
-from hf_specdec.tools.bench.drafting import AUTO_COLUMNS, auto_points
+from hf_specdec.tools.bench.drafting import AUTO_COLUMNS, CONTEXT_COLUMNS, auto_points, prompt_lookup_points
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.operations import OperationCounter
@@ -36,7 +37,8 @@ COLUMNS = {
     "graphs": "{graph_launches:.1f}",
 }
 NOTES = [
-    "Means a step: torch operations outside the models' forwards, views apart, and reads of a tensor by the host.",
+    "Prompt lookup and auto: median times of drafting and observing, one thread, the context made up by Zipf's law.",
+    "Operations, means a step: of torch outside the models' forwards, views apart, and reads of a tensor by the host.",
     "Time: of the thread on a CPU, between two events on CUDA, where launches are the profiler's.",
 ]
 
@@ -62,16 +64,23 @@ def step_rows(loaded: LoadedModel) -> dict[str, dict[str, Any]]:
 
 
 def measure_steps(
-    loaded: LoadedModel, prompts: Sequence[Prompt], *, max_new_tokens: int = 64, save: Save | None = None
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 64,
+    context_lengths: Sequence[int] = (),
+    save: Save | None = None,
 ) -> Document:
     """Measure the cost of a step besides the forward.
 
     Args:
+        context_lengths: at which prompt lookup is timed, next to transformers'.
         save (*optional*): gets the document so far after each row.
     """
     settings = {"num_prompts": len(prompts), "max_new_tokens": max_new_tokens}
     document = new_document("steps", loaded.device, settings=settings, models=[model_facts(loaded)], notes=NOTES)
-    return fill_steps(document, loaded, prompts, max_new_tokens=max_new_tokens, save=save)
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "context_lengths": context_lengths}
+    return fill_steps(document, loaded, prompts, save=save, **how)
 
 
 def fill_steps(
@@ -81,6 +90,7 @@ def fill_steps(
     *,
     max_new_tokens: int,
     num_counted: int = 2,
+    context_lengths: Sequence[int] = (),
     save: Save | None = None,
 ) -> Document:
     """Add the tables of drafting and of operations to a document.
@@ -89,7 +99,9 @@ def fill_steps(
         num_counted: prompts whose steps' operations are counted; drafting is timed on all.
     """
     known, _ = fitting(loaded, prompts, max_new_tokens)
+    lookups = prompt_lookup_points(PromptLookupConfig(), context_lengths)
     tables = [
+        *[("prompt_lookup", CONTEXT_COLUMNS, lookups)] * bool(context_lengths),
         ("auto", AUTO_COLUMNS, auto_points(loaded, prompts, max_new_tokens=max_new_tokens)),
         ("operations", COLUMNS, operation_rows(loaded, known[:num_counted], max_new_tokens=max_new_tokens)),
     ]

@@ -61,13 +61,14 @@ def _model_facts(entry: Mapping[str, Any], with_label: bool, with_dtype: bool) -
     model = entry["model"]
     name = entry["name"] if with_label else model["name"]
     dtype = f", {entry['dtype']}" if with_dtype else ""
-    lines = [f"{name} ({model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters{dtype})"]
+    size = f", {model['bytes'] / 1e6:.0f} MB" if "bytes" in model else ""
+    lines = [f"{name} ({model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters{size}{dtype})"]
     if entry.get("assistant"):
         lines[0] += f", drafts from {entry['assistant']}"
     if "widening" in model:
-        size = model["widening"]
-        difference = f"largest difference of the logits {size['largest_logit_difference']:.1e}"
-        lines.append(f"widened to {size['hidden_size']}x{size['num_layers']}; {difference}")
+        wide = model["widening"]
+        difference = f"largest difference of the logits {wide['largest_logit_difference']:.1e}"
+        lines.append(f"widened to {wide['hidden_size']}x{wide['num_layers']}; {difference}")
     if "devices" in model:
         lines.append(f"weights on {', '.join(model['devices'])}")
     return lines

@@ -8,16 +8,12 @@ from typing import Any
 
 import typer
 
-from hf_specdec.errors import unknown_name
-from hf_specdec.kernels.quantization.precision import PRECISIONS
 from hf_specdec.tools.bench.cost import measure_cost
 from hf_specdec.tools.bench.document import SPEEDS
-from hf_specdec.tools.bench.drafting import measure_drafting
 from hf_specdec.tools.bench.many import measure_many
 from hf_specdec.tools.bench.naming import is_import
 from hf_specdec.tools.bench.page import write_page
 from hf_specdec.tools.bench.plots import plot_document
-from hf_specdec.tools.bench.precisions import measure_precisions
 from hf_specdec.tools.bench.replay import read_records
 from hf_specdec.tools.bench.replay_rows import replay_rows
 from hf_specdec.tools.bench.rows import DEFAULT
@@ -32,8 +28,7 @@ from hf_specdec.tools.cli.report import note_interrupt, print_json, print_table,
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import INTERRUPTED, note
 
-COST_CONTEXTS, DRAFTING_CONTEXTS, MANY_ROWS = (128, 512), (1_000, 10_000, 100_000), (8,)
-ONE_METHOD = ("prompt_lookup",)  # of many and precisions, where no row is named
+COST_CONTEXTS, STEPS_CONTEXTS, MANY_ROWS = (128, 512), (1_000, 10_000, 100_000), (8,)
 
 Document = dict[str, Any]
 
@@ -138,42 +133,15 @@ def _replay(asked: _Asked) -> Document:
 
 
 def _many(asked: _Asked) -> Document:
-    names, sizes = asked.run.rows or ONE_METHOD, asked.prompts.batch_size or MANY_ROWS
+    names, sizes = asked.run.rows or ["prompt_lookup"], asked.prompts.batch_size or MANY_ROWS
     prompts, loaded, num_tokens = asked.prompts.load(), asked.models.load_one(), asked.run.max_new_tokens
     return measure_many(loaded, prompts, names, batch_sizes=sizes, max_new_tokens=num_tokens, save=asked.file.save)
 
 
-def _precisions(asked: _Asked) -> Document:
-    """Loads each itself: the one model, in every precision."""
-    text, names = asked.kind.precisions or "", asked.run.rows or ONE_METHOD
-    precisions = [name for name in PRECISIONS if name != "auto"] if text == "all" else text.split(",")
-    for name in precisions:
-        if name not in PRECISIONS:
-            raise unknown_name("precisions", name, PRECISIONS)
-    asked.models.pick_device()
-    return measure_precisions(
-        precisions,
-        asked.prompts.load(),
-        names,
-        path=asked.models.one_path,
-        device=asked.models.device,
-        widen_to=asked.models.one_size,
-        max_new_tokens=asked.run.max_new_tokens,
-        rounds=asked.run.rounds,
-        placement=asked.models.placement,
-        save=asked.file.save,
-    )
-
-
-def _drafting(asked: _Asked) -> Document:
-    lengths = asked.kind.context_length or DRAFTING_CONTEXTS
-    prompts, loaded = asked.prompts.load(), asked.models.load_one()
-    return measure_drafting(loaded, prompts, context_lengths=lengths, save=asked.file.save)
-
-
 def _steps(asked: _Asked) -> Document:
+    lengths = asked.kind.context_length or STEPS_CONTEXTS
     prompts, loaded = asked.prompts.load(), asked.models.load_one()
-    return measure_steps(loaded, prompts, save=asked.file.save)
+    return measure_steps(loaded, prompts, context_lengths=lengths, save=asked.file.save)
 
 
 def _show(asked: _Asked) -> Document:
@@ -189,8 +157,6 @@ MEASURED: dict[str, Callable[[_Asked], Document]] = {
     "cost": _cost,
     "replay": _replay,
     "many": _many,
-    "precisions": _precisions,
-    "drafting": _drafting,
     "steps": _steps,
     "show": _show,
 }

@@ -1,4 +1,4 @@
-"""The models of `hf-specdec bench`: every `--model` at every `--widen`."""
+"""The models of `hf-specdec bench`: every `--model` at every `--widen` in every `--dtype`."""
 
 import itertools
 from collections.abc import Sequence
@@ -54,9 +54,10 @@ class ModelsOptions:
         ),
     ] = None
     dtype: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4. Default: fp32 for the embedded target, else auto."
+            help="Precision: auto, fp32, bf16, fp16, fp8, int8, nf4; repeat for more. Default: fp32 for the embedded "
+            "target, else auto."
         ),
     ] = None
     draft_dtype: options.DraftDtype = None
@@ -84,6 +85,11 @@ class ModelsOptions:
     def sizes(self) -> list[tuple[int, int] | None]:
         """Sizes that models are widened to, each once; `None` is their own size."""
         return list(dict.fromkeys(None if size == NATIVE else read_size(size) for size in self.widen or [NATIVE]))
+
+    @property
+    def dtypes(self) -> list[str | None]:
+        """Precisions, each once; `None` is the model's own."""
+        return [*dict.fromkeys(self.dtype or ())] or [None]
 
     @property
     def placement(self) -> dict[str, Any] | None:
@@ -115,29 +121,22 @@ class ModelsOptions:
         return where
 
     def load(self) -> list[LoadedModel]:
-        """Every model at every size."""
+        """Every model at every size and precision."""
         sizes, where = self.sizes, self.pick_device()
-        return [self._load(path, size, where) for path, size in itertools.product(self.paths, sizes)]
-
-    @property
-    def one_path(self) -> str | None:
-        """The only path; an error where there are several."""
-        return _only("--model", self.paths)
-
-    @property
-    def one_size(self) -> tuple[int, int] | None:
-        """The only size; see `one_path`."""
-        return _only("--widen", self.sizes)
+        return [self._load(*one, where) for one in itertools.product(self.paths, sizes, self.dtypes)]
 
     def load_one(self) -> LoadedModel:
-        """The only model, for what is measured of one."""
-        return self._load(self.one_path, self.one_size, self.pick_device())
+        """The only model, for what is measured of one; an error where there are several."""
+        path, size, dtype = _only("--model", self.paths), _only("--widen", self.sizes), _only("--dtype", self.dtypes)
+        return self._load(path, size, dtype, self.pick_device())
 
-    def _load(self, path: str | None, size: tuple[int, int] | None, where: torch.device) -> LoadedModel:
+    def _load(
+        self, path: str | None, size: tuple[int, int] | None, dtype: str | None, where: torch.device
+    ) -> LoadedModel:
         placement = self.placement
         loaded = load_model(
             path,
-            dtype=self.dtype,
+            dtype=dtype,
             device=where if placement is None else self.device,
             assistant=self.draft_model,
             assistant_dtype=self.draft_dtype,
@@ -151,6 +150,8 @@ class ModelsOptions:
             of = f"{loaded.name}: " if len(self.paths) > 1 else ""
             difference = loaded.facts["widening"]["largest_logit_difference"]
             note(f"{of}widened to {size[0]}x{size[1]}: largest difference of the logits {difference:.1e}", "dim")
+        if len(self.dtypes) > 1:
+            loaded.facts["precision"] = dtype
         return loaded
 
 

@@ -23,15 +23,13 @@ from hf_specdec.tools.command_errors import within
 # Options that each measurement reads.
 PLACE = ("model", "widen", "device", "device_map", "max_memory", "offload_folder", "threads")
 TARGET = (*PLACE, "dtype", "attn_implementation")
-PROMPTS = ("prompts", "limit", "limit_per_task", "random_tokens")
+PROMPTS = ("prompts", "limit", "random_tokens")
 ROWS = ("row", "prompt_lookup_config", "lookahead_config", "draft_model_config")
 READ = {
     "cost": (*TARGET, "context_length", "rounds", "seed"),
     "replay": ROWS,
     "many": (*TARGET, "draft_model", "draft_dtype", "head", *PROMPTS, "batch_size", *ROWS, "max_new_tokens"),
-    "precisions": (*PLACE, *PROMPTS, *ROWS, "max_new_tokens", "rounds"),
-    "drafting": (*TARGET, *PROMPTS, "context_length"),
-    "steps": (*TARGET, "draft_model", "draft_dtype", *PROMPTS),
+    "steps": (*TARGET, "draft_model", "draft_dtype", *PROMPTS, "context_length"),
     "show": ("against",),
 }  # by what is asked for, next to its own option and those of the output; speeds read all but `NOT_OF_SPEEDS`
 NOT_OF_SPEEDS = ("context_length",)
@@ -46,7 +44,6 @@ class PromptOptions:
         list[str] | None, typer.Option(help="File or folder of prompts; repeat for more. Default: the built-in set.")
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Most prompts, taken from the tasks in turn.")] = None
-    limit_per_task: Annotated[int | None, typer.Option(min=1, help="Most prompts of each task.")] = None
     random_tokens: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +61,7 @@ class PromptOptions:
 
     def load(self) -> list[Prompt]:
         """The prompts, one by one."""
-        found = load_prompts(self.prompts or (), limit=self.limit, limit_per_task=self.limit_per_task)
+        found = load_prompts(self.prompts or (), limit=self.limit)
         return found + self._random()
 
     def load_batched(self) -> list[Prompt]:
@@ -157,7 +154,7 @@ class KindOptions:
         list[int] | None,
         typer.Option(
             min=1,
-            help="With --cost and --drafting: tokens in the cache; repeat for more. Default: 128, 512; 1k, 10k, 100k.",
+            help="With --cost and --steps: tokens in the cache; repeat for more. Default: 128, 512; 1k, 10k, 100k.",
         ),
     ] = None
     replay: Annotated[
@@ -167,12 +164,6 @@ class KindOptions:
     many: Annotated[
         bool, typer.Option("--many", help="Measure generate_many against plain batches one after the other, instead.")
     ] = False
-    precisions: Annotated[
-        str | None, typer.Option(help="Set precisions side by side, instead: all, or names with commas between.")
-    ] = None
-    drafting: Annotated[
-        bool, typer.Option("--drafting", help="Measure what drafting costs a step on the host, instead.")
-    ] = False
     steps: Annotated[
         bool, typer.Option("--steps", help="Measure the cost of a step besides the forward: operations, reads, drafts.")
     ] = False
@@ -181,7 +172,7 @@ class KindOptions:
     @property
     def chosen(self) -> str:
         """The one that is asked for; "speeds" without any."""
-        names = ("cost", "replay", "many", "precisions", "drafting", "steps", "show")
+        names = ("cost", "replay", "many", "steps", "show")
         asked = [name for name in names if getattr(self, name) not in (None, False)]
         if len(asked) > 1:
             rule = f"must be left out with --{asked[0]}"
