@@ -38,12 +38,8 @@ SUMMARY = {
     "tokens_per_second",
     "num_tokens",
     "first_token_seconds",
-    "mean_acceptance_length",
     "tokens_per_step",
     "nodes_per_step",
-    "reliability",
-    "acceptance_by_position",
-    "drafted_per_step",
     "draft_share",
     "peak_memory_bytes",
     "share_equal",
@@ -98,32 +94,20 @@ def test_other_lines_are_no_journal(tmp_path: Path, text: str) -> None:
         read_document(tmp_path / "x.jsonl")
 
 
-def test_tables_by_task_compare_with_any_row(document: dict[str, Any]) -> None:
+def test_a_table_compares_with_any_row(document: dict[str, Any]) -> None:
     for probe in document["models"][0]["records"]:
         if (probe["row"], probe["task"], probe["round"]) == ("prompt_lookup", "repeat", WATCHED_ROUND):
             probe.update(blocks=[1, 3, 2], drafted=[0, 4, 5])
     summarize_again(document, ["plain", REFERENCE])
     found = {table.headings[0]: table for table in reversed(tables(document))}  # the greedy ones
-    assert found["speed over plain"].headings[1:] == ["repeat", "fresh", "overall"]
-    cells = {row[0]: row[1:] for row in found["speed over plain"].rows}
-    assert cells["plain"] == ["-"] * 3 and all("[" in cell for cell in cells["prompt_lookup"])
-    assert "speed over generate" in found
+    assert found["overall"].headings[1:] == [f"over {name}" for name in (REFERENCE, ROWS[0], "plain")]
+    cells = {row[0]: row[1:] for row in found["overall"].rows}
+    assert cells["plain"][2] == "-" and all("[" in cell for cell in cells["prompt_lookup"])
     steps = {row[0]: row[1:] for row in found["tokens a step (drafted)"].rows}
     assert steps[REFERENCE] == ["1.00 (0.0)"] * 3
     assert steps["prompt_lookup"][:2] == ["2.50 (4.5)", "1.00 (0.0)"]
     with pytest.raises(ConfigError, match="Did you mean 'plain'"):
         summarize_again(document, ["plan"])
-
-
-def test_predictions_are_set_beside_what_came_of_them(document: dict[str, Any]) -> None:
-    assert not any("predicts" in table.headings[0] for table in tables(document))
-    for record in document["models"][0]["records"]:
-        if record["row"] == "prompt_lookup" and record["round"] != WATCHED_ROUND:
-            record["reliability"] = [[0.05, 0.02, 100], [0.95, 0.9, 50]]
-    summarize_again(document)
-    table = next(table for table in tables(document) if table.headings[0] == "prompt_lookup predicts")
-    assert table.headings[1:] == ["0.0-0.1", "0.9-1.0"]
-    assert [row[1] for row in table.rows[:2]] == ["0.050", "0.020"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", '{"kind": "speeds", "format": 2}'])
@@ -249,7 +233,7 @@ def test_a_new_method_is_replayed_by_default(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FIGURES = {
-    "measured": {"speed_by_prompt", "acceptance_by_position"},
+    "measured": {"speed_by_prompt"},
     "cost": {"cost_curve"},
     "replayed": {"tokens_per_step"},
 }

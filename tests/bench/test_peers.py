@@ -82,7 +82,7 @@ def test_a_library_is_measured_beside_generate(with_toy: LoadedModel) -> None:
     assert summary["errors"] == {"ValueError: takes one prompt": ["2 rows"]}
     assert summary["speed"].keys() == {"code", "overall"}
     assert summary["tokens_per_second"] == 6.0
-    assert (summary["mean_acceptance_length"], summary["drafted_per_step"]) == (2.0, 2.0)
+    assert (summary["tokens_per_step"]["code"], summary["nodes_per_step"]["code"]) == (2.0, 2.0)
     assert summary["share_equal"] == 0.0
     assert "toy:lookup,size=4 (greedy) refuses 2 rows: ValueError: takes one prompt" in notes(document)
     assert "| toy:lookup,size=4 |" in markdown(document)

@@ -1,7 +1,6 @@
 """A run measures every row on every prompt, tells equal from unequal, and can be interrupted anywhere."""
 
 import re
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.bench import measure
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.tools.bench.prompts import Prompt
@@ -285,26 +283,3 @@ def test_the_random_generator_decides_nothing_that_is_compared(loaded: LoadedMod
     torch.manual_seed(2)
     two = bench(loaded, "plain", settings=ONE_ROUND, prompts=PROMPTS[:1]).run()
     assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])
-
-
-@pytest.mark.wide
-def test_what_a_row_predicts_is_kept_with_the_call(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read from the call's statistics, where they have it."""
-    points = [(0.05, 0.0, 3), (0.9, 1.0, 2)]
-    real = measure._generate
-
-    def predicting(loaded: LoadedModel, row: Any, *args: Any) -> Any:
-        output = real(loaded, row, *args)
-        if row.name == "prompt_lookup":
-            output.spec_stats = types.SimpleNamespace(
-                num_draft_tokens=0, draft_seconds=0.0, plain_reason=None, reliability=points
-            )
-        return output
-
-    monkeypatch.setattr(measure, "_generate", predicting)
-    entry = entry_of(bench(loaded, "plain", "prompt_lookup", settings=ONE_ROUND).run())
-    for record in calls(entry, is_watched=False):
-        expected = [list(point) for point in points] if record["row"] == "prompt_lookup" else None
-        assert record.get("reliability") == expected
-    assert [point["count"] for point in entry["summary"]["greedy"]["prompt_lookup"]["reliability"]] == [12, 8]
-    assert entry["summary"]["greedy"]["plain"]["reliability"] == []

@@ -7,10 +7,8 @@ import pytest
 
 from hf_specdec.tools.bench.rows import REFERENCE
 from hf_specdec.tools.bench.statistics import (
-    acceptance_by_position,
     mean_acceptance_length,
     median_with_interval,
-    reliability,
     summarize,
 )
 
@@ -43,10 +41,8 @@ def test_acceptance_leaves_out_the_prompt_s_forward() -> None:
     blocks = [{"blocks": [1, 3, 1]}, {"blocks": [5, 2]}]
     steps = np.array([3, 1, 2])
     assert mean_acceptance_length(blocks) == pytest.approx(steps.mean())
-    assert acceptance_by_position(blocks) == pytest.approx([(steps > 1).mean(), (steps > 2).mean()])
     assert mean_acceptance_length([{"blocks": [1]}]) == 1.0
     assert mean_acceptance_length([{"mean_acceptance_length": 2.0}, {"mean_acceptance_length": 3.0}]) == 2.5
-    assert acceptance_by_position([]) == []
 
 
 def record(row: str, prompt: str, number: int, seconds: float, **changes: Any) -> dict[str, Any]:
@@ -123,24 +119,6 @@ def test_steps_are_counted_by_task_without_the_prompt_s_forward() -> None:
     found = summarize(probes, ROWS)["greedy"]["ours"]
     assert found["tokens_per_step"] == {"a": 2.0, "b": 1.0, "overall": 1.75}
     assert found["nodes_per_step"] == {"a": 6.0, "b": 10.0, "overall": 7.0}
-    assert found["drafted_per_step"] == 7.0 and found["mean_acceptance_length"] == 1.75
-
-
-def test_reliability_is_a_mean_over_what_was_drafted() -> None:
-    """Points of several calls fall into ten bins, each weighted by its count; certainty is in the last one."""
-    points = [(0.12, 0.5, 1), (0.18, 0.0, 3), (1.0, 1.0, 2), (0.95, 0.25, 2), (0.55, 0.0, 0)]
-    low, high = reliability(points)
-    assert (low["from"], low["to"], low["count"]) == (0.1, 0.2, 4)
-    assert (low["predicted"], low["accepted"]) == (pytest.approx(0.165), pytest.approx(0.125))
-    assert (high["from"], high["predicted"], high["accepted"], high["count"]) == (0.9, 0.975, 0.625, 4)
-
-
-def test_reliability_is_over_all_calls_of_a_row() -> None:
-    calls = [record("ours", "c", number, 1.0, reliability=[[0.5, 0.5, 4]]) for number in range(2)]
-    references = [record(REFERENCE, "c", number, 1.0) for number in range(2)]
-    found = summarize([*calls, *references], ROWS)["greedy"]
-    assert [point["count"] for point in found["ours"]["reliability"]] == [8]
-    assert found[REFERENCE]["reliability"] == []
 
 
 def test_speed_is_counted_by_the_token() -> None:

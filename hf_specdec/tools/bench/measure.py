@@ -33,8 +33,6 @@ class Outcome:
         cpu_seconds (`float`): processor time of the process, all its threads together.
         draft_seconds (`float`): time spent drafting, where the row keeps count of it.
         plain_reason (`str`): why nothing was drafted, where the row's loop says so.
-        reliability (`list[list[float]]`): where the row predicts what will be accepted: mean prediction, share
-            accepted and number of drafted tokens, bin by bin.
         first_token_seconds (`float`): of a watched call, from its start to the first new token at the streamer.
         blocks (`list[int]`): of a watched call, tokens that each of the target's forwards led to, the prompt's first.
         drafted (`list[int]`): of a watched call, drafted tokens that each forward verified.
@@ -50,7 +48,6 @@ class Outcome:
     cpu_seconds: float
     draft_seconds: float | None = None
     plain_reason: str | None = None
-    reliability: list[list[float]] | None = None
     first_token_seconds: float | None = None
     blocks: list[int] | None = None
     drafted: list[int] | None = None
@@ -159,11 +156,9 @@ def _told(stats: SpecStats | None) -> dict[str, Any]:
     """Fields that every call's statistics give, where it has any."""
     if stats is None:
         return {}
-    points = [list(point) for point in getattr(stats, "reliability", None) or ()]
     return {
         "draft_seconds": stats.draft_seconds if stats.draft_seconds > 0 else None,
         "plain_reason": stats.plain_reason,
-        "reliability": points or None,
     }
 
 

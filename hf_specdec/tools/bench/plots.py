@@ -1,12 +1,11 @@
 """Figures of a document, as PNG and SVG. Reads the same JSON that the tables come from; needs matplotlib.
 
-speeds      speed by prompt, acceptance by position
+speeds      speed by prompt
 replay      tokens per step against nodes
 cost        what T tokens at once cost
 """
 
 import importlib
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.tools.bench.document import SPEEDS, Document
 from hf_specdec.tools.bench.rows import REFERENCE
-from hf_specdec.tools.bench.speeds import mode_titles, panels
+from hf_specdec.tools.bench.speeds import panels
 from hf_specdec.tools.bench.statistics import OVERALL
 from hf_specdec.tools.bench.tables import facts
 
@@ -68,7 +67,7 @@ def plot_document(
 def _figures() -> dict[str, dict[str, Draw]]:
     """Figures of each kind of document, by the file's name."""
     return {
-        SPEEDS: {"speed_by_prompt": _speed_by_prompt, "acceptance_by_position": _acceptance_by_position},
+        SPEEDS: {"speed_by_prompt": _speed_by_prompt},
         "replay": {"tokens_per_step": _tokens_per_step},
         "cost": {"cost_curve": _cost_curve},
     }
@@ -108,29 +107,6 @@ def _speed_by_prompt(document: Document, figure: Any) -> None:
         axes.set_xlabel(f"speed of each prompt, {REFERENCE} = 1")
         axes.set_title(panel.title, loc="left", fontsize=10)
         _tidy(axes, grid="x")
-
-
-def _acceptance_by_position(document: Document, figure: Any) -> None:
-    models, modes = [entry["name"] for entry in document["models"]], mode_titles(document)
-    numbers = _numbers(document)
-    figure.set_size_inches(5 * len(modes), 3.8 * len(models))
-    grid = _grid(figure, len(models), len(modes))
-    places = dict(zip(itertools.product(models, modes), grid, strict=True))
-    for panel in panels(document):
-        axes = places.pop((panel.model, panel.mode))
-        for name, row in panel.rows.items():
-            shares = row["acceptance_by_position"]
-            if shares and name != REFERENCE:
-                axes.plot(range(1, len(shares) + 1), shares, label=name, **_style(numbers[name]))
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("position in the draft")
-        axes.set_ylabel("share of steps that accepted it")
-        axes.set_title(panel.title, loc="left", fontsize=10)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _tidy(axes)
-    for axes in places.values():  # an interrupted run: nothing measured here yet
-        axes.set_visible(False)
-    _legend(figure)
 
 
 def _tokens_per_step(document: Document, figure: Any) -> None:
@@ -188,12 +164,6 @@ def _style(number: int) -> dict[str, Any]:
 
 def _grid(figure: Any, lines: int, columns: int) -> list[Any]:
     return list(figure.subplots(lines, columns, squeeze=False).flat)
-
-
-def _numbers(document: Document) -> dict[str, int]:
-    """A number for each row, the same on every model, that its colour and marker come from."""
-    names = dict.fromkeys(row["name"] for entry in document["models"] for row in entry["rows"])
-    return {name: number for number, name in enumerate(name for name in names if name != REFERENCE)}
 
 
 def _tidy(axes: Any, grid: str = "both") -> None:

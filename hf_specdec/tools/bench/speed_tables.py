@@ -1,6 +1,6 @@
 """Tables of a document of kind "speeds"."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hf_specdec.tools.bench.document import Document
@@ -14,8 +14,6 @@ DETAILS = {
     "5th percentile": "{speed_fifth_percentile:.2f}",
     "least": "{speed_least:.2f}",
     "by CPU time": "{speed_by_processor_time[median]:.2f}",
-    "tokens a step": "{mean_acceptance_length:.2f}",
-    "drafted a step": "{drafted_per_step:.1f}",
     "tokens/s": "{tokens_per_second:.1f}",
     "first token": "{first_token_ms:.1f} ms",
     "draft share": "{draft_share:.1%}",
@@ -34,9 +32,6 @@ def speed_tables(document: Document) -> list[Table]:
             found.append(_against_table(panel, bases))
         found.append(Table.of("", DETAILS, [_details(name, row) for name, row in panel.rows.items()]))
         found.append(_steps_table(document, panel))
-        tasks = [*_tasks(document, panel, "speed"), OVERALL]
-        found += [_base_table(panel, base, tasks) for base in document.get("against", ())]
-        found += [_reliability_table(name, row) for name, row in panel.rows.items() if row["reliability"]]
     return [*found, *(_models_tables(document) if len(document["models"]) > 1 else [])]
 
 
@@ -69,15 +64,6 @@ def _against_table(panel: Panel, bases: list[str]) -> Table:
     return Table("", ["overall", *(f"over {base}" for base in bases)], cells)
 
 
-def _base_table(panel: Panel, base: str, tasks: list[str]) -> Table:
-    """Speed over one row by task with intervals."""
-
-    def cell(name: str, task: str) -> str:
-        return _full(None if name == base else panel.rows[name]["speed_against"].get(base, {}).get(task))
-
-    return _by_row(f"speed over {base}", panel, tasks, cell)
-
-
 def _details(name: str, row: Summary) -> dict[str, Any]:
     first, peak = row["first_token_seconds"], row["peak_memory_bytes"]
     return {
@@ -90,21 +76,10 @@ def _details(name: str, row: Summary) -> dict[str, Any]:
 
 def _steps_table(document: Document, panel: Panel) -> Table:
     """Tokens a verify step by task, and what it computed for them."""
-
-    def cell(name: str, task: str) -> str:
-        row = panel.rows[name]
-        tokens, nodes = row["tokens_per_step"].get(task), row["nodes_per_step"].get(task)
-        return "-" if tokens is None else f"{tokens:.2f} ({nodes:.1f})"
-
-    return _by_row("tokens a step (drafted)", panel, [*_tasks(document, panel, "tokens_per_step"), OVERALL], cell)
-
-
-def _reliability_table(name: str, row: Summary) -> Table:
-    """Predictions of acceptance and the share that was accepted."""
-    bins = row["reliability"]
-    lines = {"mean prediction": "{predicted:.3f}", "share accepted": "{accepted:.3f}", "drafted tokens": "{count:.0f}"}
-    cells = [[heading, *(text.format_map(point) for point in bins)] for heading, text in lines.items()]
-    return Table("", [f"{name} predicts", *(f"{point['from']:.1f}-{point['to']:.1f}" for point in bins)], cells)
+    tasks = [*_tasks(document, panel, "tokens_per_step"), OVERALL]
+    columns = {task: f"{{tokens_per_step[{task}]:.2f}} ({{nodes_per_step[{task}]:.1f}})" for task in tasks}
+    rows = [{**row, "name": name} for name, row in panel.rows.items()]
+    return Table.of("", {"tokens a step (drafted)": "{name}", **columns}, rows)
 
 
 def _models_tables(document: Document) -> list[Table]:
@@ -121,11 +96,6 @@ def _models_tables(document: Document) -> list[Table]:
             cells.append([name, *(_times(ratios.get(label)) + marks[label] for label in labels)])
         found.append(Table(f"{OVERALL} by model: {title}", ["", *labels], cells))
     return found
-
-
-def _by_row(heading: str, panel: Panel, columns: list[str], cell: Callable[[str, str], str]) -> Table:
-    cells = [[name, *(cell(name, column) for column in columns)] for name in panel.rows]
-    return Table("", [heading, *columns], cells)
 
 
 def _tasks(document: Document, panel: Panel, field: str) -> list[str]:

@@ -14,7 +14,6 @@ from hf_specdec.tools.bench.plan import WATCHED_ROUND
 from hf_specdec.tools.bench.rows import REFERENCE
 
 RESAMPLES = 2000
-RELIABILITY_BINS = 10
 CONFIDENCE = 0.95
 OVERALL = "overall"
 
@@ -42,38 +41,6 @@ def mean_acceptance_length(watched: Sequence[Record]) -> float:
     weights = [max(len(record.get("drafted", ())) - 1, 1) for record in counted]
     sums = sum(weight * record["mean_acceptance_length"] for weight, record in zip(weights, counted, strict=True))
     return _mean(steps, sums / sum(weights) if weights else 1.0)
-
-
-def acceptance_by_position(watched: Iterable[Record]) -> list[float]:
-    """Share of verify steps that accepted a draft token at depth 1, 2, ..."""
-    steps = _after_the_prompt(watched, "blocks")
-    deepest = max(steps, default=1)
-    return [sum(count > depth for count in steps) / len(steps) for depth in range(1, deepest)]
-
-
-def reliability(points: Iterable[Sequence[float]]) -> list[dict[str, float]]:
-    """Predicted probability next to the share that was accepted, in ten equal bins; empty bins are left out.
-
-    Args:
-        points: mean prediction, share accepted and count of drafted tokens, from any number of calls.
-    """
-    bins: dict[int, list[float]] = {}
-    for predicted, accepted, count in points:
-        place = min(int(predicted * RELIABILITY_BINS), RELIABILITY_BINS - 1)
-        sums = bins.setdefault(place, [0.0, 0.0, 0])
-        for index, value in enumerate((predicted * count, accepted * count, count)):
-            sums[index] += value
-    return [
-        {
-            "from": place / RELIABILITY_BINS,
-            "to": (place + 1) / RELIABILITY_BINS,
-            "predicted": predicted / count,
-            "accepted": accepted / count,
-            "count": count,
-        }
-        for place, (predicted, accepted, count) in sorted(bins.items())
-        if count
-    ]
 
 
 def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = ()) -> dict[str, Any]:
@@ -112,16 +79,12 @@ def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], 
         "tokens_per_second": num_tokens / seconds if seconds else None,
         "num_tokens": num_tokens,
         "first_token_seconds": _median(_known(own_watched, "first_token_seconds")),
-        "mean_acceptance_length": mean_acceptance_length(own_watched) if own_watched else None,
         "tokens_per_step": _by_task(own_watched, mean_acceptance_length),
-        "acceptance_by_position": acceptance_by_position(own_watched),
-        "drafted_per_step": _drafted_per_step(own_watched),
         "nodes_per_step": _by_task(own_watched, _drafted_per_step),
         "draft_share": _sum(drafting, "draft_seconds") / _sum(drafting, "seconds") if drafting else None,
         "peak_memory_bytes": max(_known(own_watched, "peak_memory_bytes"), default=None),
         "share_equal": _share_equal([*own, *own_watched], "equal"),
         "share_equal_to_plain": _share_equal([*own, *own_watched], "equal_to_plain"),
-        "reliability": reliability(point for record in own for point in record.get("reliability", ())),
         "plain_reasons": sorted(set(filter(None, _known(own, "plain_reason")))),
         "errors": _tasks_by_error(asked),
     }

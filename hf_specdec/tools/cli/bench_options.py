@@ -98,7 +98,7 @@ class RunOptions:
     draft_model_config: options.DraftModelForm = None
     against: Annotated[
         list[str] | None,
-        typer.Option(help="A row that the others are compared with, task by task, next to generate; repeat for more."),
+        typer.Option(help="A row that the others are compared with, next to generate; repeat for more."),
     ] = None
     max_new_tokens: options.MaxNewTokens = 128
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one that warms up.")] = 3

@@ -133,7 +133,7 @@ def _row(
         "ratio_to_transformers": next(iter(ratios), None),
         "drafted": sum(record["num_draft_tokens"] for record in watched),
         "accepted": sum(tokens - 1 for record in watched for tokens in record["blocks"]),
-        "mean_acceptance_length": summary["mean_acceptance_length"],
+        "mean_acceptance_length": summary["tokens_per_step"][OVERALL],
         "prompts_equal_to_plain": round(summary["share_equal"] * num_prompts),
         "equal_to_plain": summary["share_equal"] == 1.0,
     }
