@@ -34,15 +34,15 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def page_text(document: Document, figures: list[Path]) -> str:
-    """Hardware and sizes of models as a heading, the figures, the tables, their columns, and how to make such a page.
+    """Models with their sizes and the hardware as a heading, the figures, the tables, their columns, and how to make such a page.
 
     Args:
         figures: relative to the page.
     """
     pictures = [f"![{figure.stem.replace('_', ' ').capitalize()}]({figure.as_posix()})" for figure in figures]
     models = [entry["model"] for entry in document["models"]]
-    sizes = dict.fromkeys(f"{model['parameters'] / 1e6:.1f}M parameters" for model in models)
-    heading = "; ".join([facts(document)[0], *sizes])
+    sizes = dict.fromkeys(f"{model['name']}, {model['parameters'] / 1e6:.1f}M parameters" for model in models)
+    heading = "; ".join([*sizes, facts(document)[0]])
     if any(row["kind"] == "library" for entry in document["models"] for row in entry.get("rows", ())):
         heading = f"Beside other libraries: {heading}"
     return "\n\n".join([f"# {heading}", HEAD, *pictures, markdown(document).rstrip("\n"), FOOT]) + "\n"
