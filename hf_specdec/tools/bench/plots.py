@@ -89,7 +89,7 @@ def _speed_by_prompt(document: Document, figure: Any) -> None:
     """Every prompt a dot, by row; a line at the median, a bar at the fifth percentile, and the least as a number."""
     drawn = panels(document)
     figure.set_size_inches(9, sum(0.8 + 0.24 * len(panel.rows) for panel in drawn))
-    for axes, panel in zip(_grid(figure, len(drawn), 1), drawn, strict=True):
+    for axes, panel in zip(figure.subplots(len(drawn), squeeze=False).flat, drawn, strict=True):
         rows = [(name, row) for name, row in panel.rows.items() if name != REFERENCE]
         for place, (_, row) in enumerate(rows):
             ratios = row["speed_by_prompt"]
@@ -160,10 +160,6 @@ def _style(number: int) -> dict[str, Any]:
         "markersize": 4,
         "linewidth": 1.4,
     }
-
-
-def _grid(figure: Any, lines: int, columns: int) -> list[Any]:
-    return list(figure.subplots(lines, columns, squeeze=False).flat)
 
 
 def _tidy(axes: Any, grid: str = "both") -> None:

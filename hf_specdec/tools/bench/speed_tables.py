@@ -30,8 +30,11 @@ def speed_tables(document: Document) -> list[Table]:
         bases = next((list(row["speed_against"]) for row in panel.rows.values()), [])
         if bases and len(panel.rows) > 1:
             found.append(_against_table(panel, bases))
-        found.append(Table.of("", DETAILS, [_details(name, row) for name, row in panel.rows.items()]))
-        found.append(_steps_table(document, panel))
+        rows = [{"name": name, **row} for name, row in panel.rows.items()]
+        tasks = [*_tasks(document, panel, "tokens_per_step"), OVERALL]
+        steps = {task: f"{{tokens_per_step[{task}]:.2f}} ({{nodes_per_step[{task}]:.1f}})" for task in tasks}
+        found.append(Table.of("", DETAILS, rows))
+        found.append(Table.of("", {"tokens a step (drafted)": "{name}", **steps}, rows))
     return [*found, *(_models_tables(document) if len(document["models"]) > 1 else [])]
 
 
@@ -62,24 +65,6 @@ def _against_table(panel: Panel, bases: list[str]) -> Table:
         for name, speeds in rows.items()
     ]
     return Table("", ["overall", *(f"over {base}" for base in bases)], cells)
-
-
-def _details(name: str, row: Summary) -> dict[str, Any]:
-    first, peak = row["first_token_seconds"], row["peak_memory_bytes"]
-    return {
-        **row,
-        "name": name,
-        "first_token_ms": None if first is None else 1000 * first,
-        "peak_memory_mib": None if peak is None else peak / 2**20,
-    }
-
-
-def _steps_table(document: Document, panel: Panel) -> Table:
-    """Tokens a verify step by task, and what it computed for them."""
-    tasks = [*_tasks(document, panel, "tokens_per_step"), OVERALL]
-    columns = {task: f"{{tokens_per_step[{task}]:.2f}} ({{nodes_per_step[{task}]:.1f}})" for task in tasks}
-    rows = [{**row, "name": name} for name, row in panel.rows.items()]
-    return Table.of("", {"tokens a step (drafted)": "{name}", **columns}, rows)
 
 
 def _models_tables(document: Document) -> list[Table]:
