@@ -110,6 +110,21 @@ def test_a_table_compares_with_any_row(document: dict[str, Any]) -> None:
         summarize_again(document, ["plan"])
 
 
+def test_speeds_are_of_processor_time_where_that_is_asked_for(document: dict[str, Any]) -> None:
+    for record in document["models"][0]["records"]:
+        record.update(seconds=1.0, cpu_seconds=0.5 if record["row"] == "plain" else 2.0, num_tokens=8)
+    summarize_again(document)
+    assert document["models"][0]["summary"]["greedy"]["plain"]["speed"]["overall"]["median"] == 1.0
+    summarize_again(document, by_cpu_time=True)
+    summary = document["models"][0]["summary"]["greedy"]["plain"]
+    assert summary["speed"]["overall"]["median"] == summary["speed_least"] == 4.0
+    assert summary["tokens_per_second"] == 16.0
+    titles = [table.title for table in tables(document) if table.title]
+    assert titles[0] == "greedy, by processor time"
+    assert not any("by CPU time" in table.headings for table in tables(document))
+    assert notes(document)[0].startswith("Tasks and overall: tokens a second of processor time over")
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "{", '{"kind": "speeds", "format": 2}'])
 def test_another_file_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ Of kind "speeds", tables and notes follow from the records of single calls. Its 
 
     prompts     id and task
     against     rows that all are compared with, in addition to the reference
+    by_cpu_time whether speeds are of processor time
     models      one entry a model: name, dtype, attention, model, assistant, peak_memory, rows, left_out, and
       records   one a call, by row, prompt, turn, mode and round: tokens, seconds, equality; of round -1, in which calls
                 are watched and not timed, acceptance, time to first token and memory

@@ -20,7 +20,6 @@ from hf_specdec.tools.bench.measure import Outcome, measured_call
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings, Visit
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import OWN_PLAIN, REFERENCE, Row
-from hf_specdec.tools.bench.statistics import summarize
 
 WARM_UP_TOKENS = 8
 
@@ -32,7 +31,6 @@ class ModelRun:
         rows: the reference first; those that an earlier run left out are left out again.
         prompts: those that the model has no positions for are left out.
         entry: the model's entry in the document, perhaps from an earlier run.
-        against: rows that all are compared with, next to the reference.
         method_state: what every row remembers when a round begins; nothing by default.
     """
 
@@ -43,11 +41,10 @@ class ModelRun:
         prompts: Sequence[Prompt],
         settings: BenchSettings,
         entry: dict[str, Any],
-        against: Sequence[str] = (),
         method_state: MethodState | None = None,
     ) -> None:
         known = {row["name"] for row in entry["rows"]}
-        self.loaded, self.settings, self.entry, self.against = loaded, settings, entry, against
+        self.loaded, self.settings, self.entry = loaded, settings, entry
         self.rows = [row for row in rows if row.name in known]
         self.prompts, too_long = fitting(loaded, prompts, settings.max_new_tokens)
         if too_long:
@@ -93,11 +90,6 @@ class ModelRun:
             self._records[_key(record, row.name)] = record
             self.entry["records"].append(record)
         return True
-
-    def summarize(self) -> None:
-        """Bring the entry's summary up to what has been measured."""
-        entry = self.entry
-        entry["summary"] = summarize(entry["records"], entry["rows"], self.against)
 
     def _call(self, visit: Visit, row: Row, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         seed, is_watched = self.settings.seed + max(visit.round, 0), visit.round == WATCHED_ROUND

@@ -21,7 +21,7 @@ from hf_specdec.tools.bench.model_run import ModelRun
 from hf_specdec.tools.bench.plan import BenchSettings, visits
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import DEFAULT, Row, named_rows
-from hf_specdec.tools.bench.speeds import check_against, check_continues
+from hf_specdec.tools.bench.speeds import check_against, check_continues, summarize_again
 
 Document = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -40,6 +40,7 @@ class Bench:
             transformers' own rows.
         document (`dict`, *optional*): an earlier document to continue; it must come from the same settings on the same
             hardware.
+        by_cpu_time (`bool`, *optional*, defaults to `False`): summarise processor time instead of the clock's.
         method_state (`MethodState`, *optional*): what every row remembers when a round begins; nothing by default.
 
     Raises:
@@ -54,6 +55,7 @@ class Bench:
         *,
         rows: Iterable[str | Row] = (DEFAULT,),
         against: Sequence[str] = (),
+        by_cpu_time: bool = False,
         document: Document | None = None,
         method_state: MethodState | None = None,
     ) -> None:
@@ -78,14 +80,15 @@ class Bench:
             settings=json.loads(json.dumps(dataclasses.asdict(settings))),
             prompts=[{"id": prompt.id, "task": prompt.task} for prompt in prompts],
             against=list(against),
+            by_cpu_time=by_cpu_time,
             models=entries,
         )
         if document is not None:
             check_continues(document, fresh)
-            document.update({name: fresh[name] for name in ("settings", "against")})
+            document.update({name: fresh[name] for name in ("settings", "against", "by_cpu_time")})
         self.document = fresh if document is None else document
         self.runs = [
-            ModelRun(loaded, own, prompts, settings, entry, against, method_state)
+            ModelRun(loaded, own, prompts, settings, entry, method_state)
             for loaded, (own, _), entry in zip(models, chosen, self.document["models"], strict=True)
         ]
 
@@ -115,12 +118,7 @@ class Bench:
             self.document["is_complete"] = True
         finally:
             transformers.logging.set_verbosity(verbosity)
-            self.summarize()
+            summarize_again(self.document)
             if save is not None and any(entry["records"] for entry in self.document["models"]):
                 save(self.document)
         return self.document
-
-    def summarize(self) -> None:
-        """Bring the document's summaries up to what has been measured."""
-        for run in self.runs:
-            run.summarize()

@@ -33,7 +33,8 @@ def speed_tables(document: Document) -> list[Table]:
         rows = [{"name": name, **row} for name, row in panel.rows.items()]
         tasks = [*_tasks(document, panel, "tokens_per_step"), OVERALL]
         steps = {task: f"{{tokens_per_step[{task}]:.2f}} ({{nodes_per_step[{task}]:.1f}})" for task in tasks}
-        found.append(Table.of("", DETAILS, rows))
+        left_out = "by CPU time" if document["by_cpu_time"] else None
+        found.append(Table.of("", {name: text for name, text in DETAILS.items() if name != left_out}, rows))
         found.append(Table.of("", {"tokens a step (drafted)": "{name}", **steps}, rows))
     return [*found, *(_models_tables(document) if len(document["models"]) > 1 else [])]
 

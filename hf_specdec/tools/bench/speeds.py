@@ -62,7 +62,8 @@ def _flags(entry: Mapping[str, Any]) -> list[Flag]:
 def mode_titles(document: Document) -> dict[str, str]:
     """A title for each mode."""
     modes = dict.fromkeys(mode for entry in document["models"] for mode in entry["summary"])
-    return {mode: MODE_TITLES[mode].format(**document["settings"]) for mode in modes}
+    clock = ", by processor time" if document["by_cpu_time"] else ""
+    return {mode: MODE_TITLES[mode].format(**document["settings"]) + clock for mode in modes}
 
 
 def panels(document: Document) -> list[Panel]:
@@ -75,21 +76,25 @@ def panels(document: Document) -> list[Panel]:
     ]
 
 
-def summarize_again(document: Document, against: Sequence[str] | None = None) -> None:
+def summarize_again(document: Document, against: Sequence[str] | None = None, by_cpu_time: bool = False) -> None:
     """Bring the summaries of a document of speeds up to its records.
 
     Args:
         against: rows to compare all others with from now on; as before by default.
+        by_cpu_time: whether speeds are of processor time from now on; as before by default.
     """
     if document["kind"] != SPEEDS:
-        if against:
-            raise ConfigError("against", "must come with a document of speeds", document["kind"], "Leave it out.")
+        for name, value in {"against": against, "by_cpu_time": by_cpu_time}.items():
+            if value:
+                raise ConfigError(name, "must come with a document of speeds", document["kind"], "Leave it out.")
         return
+    document["by_cpu_time"] = by_cpu_time or document.get("by_cpu_time", False)
+    clock = "cpu_seconds" if document["by_cpu_time"] else "seconds"
     if against is not None:
         check_against(against, [row["name"] for entry in document["models"] for row in entry["rows"]])
         document["against"] = list(against)
     for entry in document["models"]:
-        entry["summary"] = summarize(entry["records"], entry["rows"], document.get("against", ()))
+        entry["summary"] = summarize(entry["records"], entry["rows"], document.get("against", ()), clock)
 
 
 def check_against(against: Iterable[str], rows: Sequence[str]) -> None:
@@ -130,8 +135,9 @@ def speed_notes(document: Document) -> list[str]:
     """Meaning of the columns, rows that are left out, and rows that broke their promise."""
     several = len(document["models"]) > 1
     peak_memory = document["models"][0]["peak_memory"]
+    clock = " of processor time" if document["by_cpu_time"] else ""
     lines = [
-        f"Tasks and overall: tokens a second over those of {REFERENCE!r} next to it, median over prompts; 95 %: "
+        f"Tasks and overall: tokens a second{clock} over those of {REFERENCE!r} next to it, median over prompts; 95 %: "
         f"bootstrap interval of overall. Equal: share of prompts with the tokens of {REFERENCE!r}.",
         "5th percentile and least: of the prompts' ratios. By CPU time: the same as overall, from the processor "
         "time of the process; the two agree on a quiet machine. "

@@ -43,12 +43,15 @@ def mean_acceptance_length(watched: Sequence[Record]) -> float:
     return _mean(steps, sums / sum(weights) if weights else 1.0)
 
 
-def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = ()) -> dict[str, Any]:
+def summarize(
+    records: Sequence[Record], rows: Iterable[Record], against: Iterable[str] = (), clock: str = "seconds"
+) -> dict[str, Any]:
     """Modes, and in each mode the rows by name, with everything the tables and plots show.
 
     Args:
         records: of calls, watched and timed.
         against: rows that all are compared with, next to the reference and transformers' own.
+        clock: `"seconds"` or `"cpu_seconds"`, which speeds are of.
     """
     described = list(rows)
     named = set(against)
@@ -58,24 +61,26 @@ def summarize(records: Sequence[Record], rows: Iterable[Record], against: Iterab
         own = [record for record in records if record["mode"] == mode]
         timed = [record for record in own if record["round"] != WATCHED_ROUND]
         watched = [record for record in own if record["round"] == WATCHED_ROUND]
-        summary[mode] = {row["name"]: _row_summary(row["name"], timed, watched, bases) for row in described}
+        summary[mode] = {row["name"]: _row_summary(row["name"], timed, watched, bases, clock) for row in described}
     return summary
 
 
-def _row_summary(name: str, timed: Sequence[Record], watched: Sequence[Record], bases: Sequence[str]) -> dict[str, Any]:
+def _row_summary(
+    name: str, timed: Sequence[Record], watched: Sequence[Record], bases: Sequence[str], clock: str
+) -> dict[str, Any]:
     asked = [record for record in (*timed, *watched) if record["row"] == name]
     own = [record for record in timed if record["row"] == name and "error" not in record]
     own_watched = [record for record in watched if record["row"] == name and "error" not in record]
     drafting = [record for record in own if record.get("draft_seconds") is not None]
-    seconds, num_tokens = _sum(own, "seconds"), _sum(own, "num_tokens")
-    ratios = [ratio for of_task in _by_prompt(own, timed, "seconds").values() for ratio in of_task]
+    seconds, num_tokens = _sum(own, clock), _sum(own, "num_tokens")
+    ratios = [ratio for of_task in _by_prompt(own, timed, clock).values() for ratio in of_task]
     return {
-        "speed": _ratios(own, timed, "seconds"),
+        "speed": _ratios(own, timed, clock),
         "speed_by_prompt": ratios,
         "speed_fifth_percentile": _quantile(ratios, 0.05),
         "speed_least": min(ratios, default=None),
         "speed_by_processor_time": _ratios(own, timed, "cpu_seconds").get(OVERALL),
-        "speed_against": {base: _ratios(own, timed, "seconds", base) for base in bases},
+        "speed_against": {base: _ratios(own, timed, clock, base) for base in bases},
         "tokens_per_second": num_tokens / seconds if seconds else None,
         "num_tokens": num_tokens,
         "first_token_ms": _median([1000 * seconds for seconds in _known(own_watched, "first_token_seconds")]),

@@ -113,8 +113,8 @@ def _speeds(asked: _Asked) -> Document:
     run, output = asked.run, asked.output
     loaded, prompts = asked.models.load(), asked.prompts.load_batched()
     earlier = None if output.resume is None else read_document(output.resume, "resume")
-    names, against = run.rows or [DEFAULT], run.against or ()
-    bench = Bench(loaded, prompts, run.settings(), rows=names, against=against, document=earlier)
+    how: dict[str, Any] = {"against": run.against or (), "by_cpu_time": run.by_cpu_time, "document": earlier}
+    bench = Bench(loaded, prompts, run.settings(), rows=run.rows or [DEFAULT], **how)
     with progress_bar() as progress:
         return bench.run(progress, asked.file.save)
 
@@ -148,7 +148,7 @@ def _show(asked: _Asked) -> Document:
     assert asked.kind.show is not None
     document = read_document(asked.kind.show, "show")
     asked.output.check_kind(document["kind"])
-    summarize_again(document, asked.run.against)
+    summarize_again(document, asked.run.against, asked.run.by_cpu_time)
     return document
 
 

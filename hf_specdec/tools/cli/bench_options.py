@@ -30,7 +30,7 @@ READ = {
     "replay": ROWS,
     "many": (*TARGET, "draft_model", "draft_dtype", "head", *PROMPTS, "batch_size", *ROWS, "max_new_tokens"),
     "steps": (*TARGET, "draft_model", "draft_dtype", *PROMPTS, "context_length"),
-    "show": ("against",),
+    "show": ("against", "by_cpu_time"),
 }  # by what is asked for, next to its own option and those of the output; speeds read all but `NOT_OF_SPEEDS`
 NOT_OF_SPEEDS = ("context_length",)
 MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  # by --do-sample
@@ -100,6 +100,10 @@ class RunOptions:
         list[str] | None,
         typer.Option(help="A row that the others are compared with, next to generate; repeat for more."),
     ] = None
+    by_cpu_time: Annotated[
+        bool,
+        typer.Option("--by-cpu-time", help="Speeds of processor time, for a machine that other programs use too."),
+    ] = False
     max_new_tokens: options.MaxNewTokens = 128
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one that warms up.")] = 3
     do_sample: Annotated[

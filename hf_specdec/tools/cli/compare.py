@@ -17,7 +17,7 @@ from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import REFERENCE, Row, transformers_row
 from hf_specdec.tools.bench.run import Bench
-from hf_specdec.tools.bench.speeds import flagged
+from hf_specdec.tools.bench.speeds import flagged, summarize_again
 from hf_specdec.tools.bench.statistics import OVERALL
 from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.cli.inputs import chat_of
@@ -104,7 +104,7 @@ def _keep_whole_rounds(bench: Bench) -> int:
     counts = Counter(record["round"] for record in entry["records"])
     kept = [number for number, count in counts.items() if count == counts[WATCHED_ROUND]]
     entry["records"] = [record for record in entry["records"] if record["round"] in kept]
-    bench.summarize()
+    summarize_again(bench.document)
     return len(kept) - 1
 
 
