@@ -34,7 +34,7 @@ def write_page(document: Document, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def page_text(document: Document, figures: list[Path]) -> str:
-    """Models with their sizes and the hardware as a heading, the figures, the tables, their columns, and how to make such a page.
+    """Models, sizes and hardware as a heading, the figures, the tables, their columns, and how to make such a page.
 
     Args:
         figures: relative to the page.
