@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 
 import hf_specdec
 from hf_specdec.tools.serve.app import build_app
@@ -17,7 +18,32 @@ from hf_specdec.tools.serve.server import EndingServer
 
 NAME = "embedded"
 CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}# assistant:"
+END = 0  # ends a text of the embedded target
 Client = Callable[..., openai.OpenAI]
+
+
+class Script:
+    """A logits processor that writes an answer by what the prompt holds, a token at a time.
+
+    Args:
+        answer: gives the text of an answer from its prompt.
+        opening (`str`): ends every prompt, and is in no answer.
+    """
+
+    row_safe = True
+
+    def __init__(self, tokenizer: Any, answer: Callable[[str], str], opening: str = "# assistant:") -> None:
+        self.tokenizer, self.answer, self.opening = tokenizer, answer, opening
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        ids = input_ids[0].tolist()
+        text = self.tokenizer.decode(ids)
+        prompt = text[: text.rindex(self.opening) + len(self.opening)]
+        num_new = len(ids) - len(self.tokenizer(prompt, add_special_tokens=False).input_ids)
+        script = [*self.tokenizer(self.answer(prompt), add_special_tokens=False).input_ids, END]
+        forced = torch.full_like(scores, -1e9)
+        forced[0, script[num_new]] = 0.0
+        return forced
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +62,13 @@ def chat_tokenizer() -> Any:
 
 @contextlib.contextmanager
 def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **options: Any) -> Iterator[str]:
-    """The base URL of a running server with four places."""
+    """The base URL of a running server with four places; `script` forces its answers."""
     max_queue, seconds = options.pop("max_queue", None), options.pop("seconds", 30)
+    shared: dict[str, Any] = {"spec_method": "plain"}
+    if (script := options.pop("script", None)) is not None:
+        shared["logits_processor"] = [script]
     settings: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": None, "max_new_tokens": 16, **options}
-    engine = ServingEngine(model, tokenizer, max_batch_size=4, max_queue=max_queue, options={"spec_method": "plain"})
+    engine = ServingEngine(model, tokenizer, max_batch_size=4, max_queue=max_queue, options=shared)
     app = build_app(engine, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
     server = EndingServer(app, engine, seconds=seconds, host="127.0.0.1", port=0, log_level="error")
     thread = threading.Thread(target=server.run)

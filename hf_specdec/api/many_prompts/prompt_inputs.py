@@ -163,14 +163,17 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
     inputs["seed"] = checked_seed(inputs.get("seed"))
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """A chat as the tokenizer's template writes it, up to where the model answers.
+
+    Args:
+        options: of `apply_chat_template`, such as `tools`.
 
     Raises:
         ConfigError: the template refuses the messages, or is none.
     """
     try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options))
     except TemplateError as error:
         roles = ", ".join(str(message.get("role")) for message in messages)
         rule = "must be messages that the chat template takes"

@@ -33,6 +33,13 @@ class AccessOptions:
     served_model_name: Annotated[
         str | None, typer.Option(help="What clients call the model. Default: its folder or name.")
     ] = None
+    tool_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, qwen3_coder, or a JSON file "
+            "with a response template of transformers. Default: what its chat template shows."
+        ),
+    ] = None
     shutdown_timeout: Annotated[
         int, typer.Option(min=0, help="Seconds that open answers may take after the signal to end (SIGTERM, Ctrl-C).")
     ] = 30
@@ -117,6 +124,7 @@ def serve(
         reserved=config if choice.has_config else None,
         draft_model=how.get("assistant_model"),
         draft_tokenizer=how.get("assistant_tokenizer"),
+        tool_parser=access.tool_parser,
         memory=queue.memory,  # type: ignore[arg-type]  # checked above
     )
     with contextlib.closing(listen(access.host, access.port)) as listening, remembering(target.model, kept):

@@ -146,6 +146,8 @@ class _Server:
         try:
             async for index, new in answer:
                 reply.choices[index].push(new)
+                if reply.choices[index].parser.is_complete:
+                    answer.end_text(index)
         except Exception as error:
             raise _refusal(error) from error
         finally:
@@ -154,12 +156,14 @@ class _Server:
         return JSONResponse(reply.whole(answer.results))
 
     def _reply(self, body: GenerationRequest, texts: Sequence[dict[str, Any]]) -> Reply:
-        tokenizer, ends = self.reader.tokenizer, self.reader.end_tokens
-        choices = [
-            Choice(index, TextStream(tokenizer, body.stop_strings), lambda token: str(tokenizer.decode([token])), ends)
-            for index in range(len(texts))
-        ]
-        return Reply(body, choices, texts[0]["input_ids"].shape[1], texts[0]["max_new_tokens"])
+        reader, prompt_ids = self.reader, texts[0]["input_ids"][0].tolist()
+        choices = []
+        for index in range(len(texts)):
+            parser = reader.chat_parser(body, prompt_ids)
+            skipped = None if parser.skipped is None else parser.skipped | reader.end_tokens
+            text = TextStream(reader.tokenizer, body.stop_strings, skipped)
+            choices.append(Choice(index, text, parser, reader.token_text, reader.end_tokens))
+        return Reply(body, choices, len(prompt_ids), texts[0]["max_new_tokens"])
 
 
 class _EventStream(StreamingResponse):
@@ -191,6 +195,8 @@ async def _events(answer: Answer, reply: Reply) -> AsyncIterator[str]:
             event = reply.last_event(index, answer.result(index)) if new is None else reply.event(index, new)
             if event:
                 yield event
+            if reply.choices[index].parser.is_complete:
+                answer.end_text(index)
         if reply.includes_usage:
             yield reply.usage_event(answer.results)
         yield "data: [DONE]\n\n"

@@ -3,10 +3,12 @@
 A field that would be ignored is refused, unless its value asks for nothing: `null`, or what is the case anyway.
 """
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
+from hf_specdec.errors import shown
 from hf_specdec.methods.common.config import LEAST_TEMPERATURE
 
 MAX_SEED = (1 << 63) - 1  # of OpenAI's API
@@ -63,17 +65,78 @@ class TextPart(_Body):
     text: str
 
 
+class CalledFunction(_Body):
+    """A function and its arguments, as JSON."""
+
+    name: str
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, arguments: str) -> str:
+        """Refuse what chat templates cannot write."""
+        try:
+            is_object = isinstance(json.loads(arguments), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise ValueError(f"must be a JSON object, but is {shown(arguments)}")
+        return arguments
+
+
+class ToolCall(_Body):
+    """A call in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(_Body):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = ""
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
-    def for_template(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        """Refuse a message that says nothing, and an answer of a tool to no call."""
+        if "content" not in self.model_fields_set and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content must be given, unless an assistant calls tools")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("tool_call_id must come with the role tool, and only there")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+        found = {**self.model_dump(exclude_none=True), "content": text}
+        if self.tool_calls:
+            for call in found["tool_calls"]:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        else:
+            found.pop("tool_calls", None)
+        return found
+
+
+class Function(_Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(_Body):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class GenerationRequest(_Body):
@@ -168,8 +231,10 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = Field(None, max_length=0)
-    tool_choice: Literal["none"] | None = None
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _tells_logprobs(self) -> Self:
@@ -177,6 +242,11 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs must come with logprobs")
         return self
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """Tools that the model may call, as chat templates read them."""
+        return [] if self.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     @property
     def num_logprobs(self) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.tools.serve.chat_format import ChatParser
 from hf_specdec.tools.serve.engine import NewTokens
 from hf_specdec.tools.serve.processors import TokenScore
 from hf_specdec.tools.serve.protocol import ChatRequest, GenerationRequest
@@ -21,6 +22,7 @@ class Choice:
     Args:
         index (`int`): its number.
         text: makes text of its tokens.
+        parser: splits off reasoning and tool calls.
         decode: gives the text of one token.
         end_tokens: tokens that end an answer and are no part of it.
 
@@ -29,8 +31,15 @@ class Choice:
         logprobs (`list[dict]`): of its tokens so far, as chats have them.
     """
 
-    def __init__(self, index: int, text: TextStream, decode: Callable[[int], str], end_tokens: frozenset[int]) -> None:
-        self.index, self.text = index, text
+    def __init__(
+        self,
+        index: int,
+        text: TextStream,
+        parser: ChatParser,
+        decode: Callable[[int], str],
+        end_tokens: frozenset[int],
+    ) -> None:
+        self.index, self.text, self.parser = index, text, parser
         self.message: Delta = {"content": ""}
         self.logprobs: list[dict[str, Any]] = []
         self._decode, self._end_tokens = decode, end_tokens
@@ -49,14 +58,25 @@ class Choice:
         scores = [self._described(score) for place, score in self._held if is_whole or place < self._num_read]
         del self._held[: len(scores)]
         self.logprobs += scores
-        self.message["content"] += piece
-        return ({"content": piece} if piece else {}), scores
+        delta = self.parser.push(piece, is_end=new is None)
+        for name, value in delta.items():
+            self.message[name] = self.message[name] + value if name in self.message else value
+        return delta, scores
+
+    def whole_message(self) -> Delta:
+        """The message of a whole answer, whose calls have no numbers."""
+        calls = [
+            {name: call[name] for name in ("id", "type", "function")} for call in self.message.get("tool_calls", ())
+        ]
+        return {**self.message, **({"content": self.message["content"] or None, "tool_calls": calls} if calls else {})}
 
     def finish_reason(self, result: ManyResult, max_new_tokens: int) -> str:
         """Why it ended."""
         token_ids = result.token_ids
         is_cut = len(token_ids) >= max_new_tokens and token_ids[-1] not in self._end_tokens
-        return "length" if is_cut and not self.text.has_stopped else "stop"
+        if is_cut and not self.text.has_stopped:
+            return "length"
+        return "tool_calls" if self.parser.num_calls else "stop"
 
     def _described(self, score: TokenScore) -> dict[str, Any]:
         top = [self._entry(token, logprob) for token, logprob in score.top]
@@ -93,7 +113,7 @@ class Reply:
         """The answer in one piece."""
         choices = []
         for choice, result in zip(self.choices, results, strict=True):
-            message = choice.message
+            message = choice.whole_message()
             content = {"message": {"role": "assistant", **message}} if self.is_chat else {"text": message["content"]}
             reason = choice.finish_reason(result, self.max_new_tokens)
             choices.append(self._choice(choice.index, content, choice.logprobs, reason))

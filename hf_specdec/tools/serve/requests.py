@@ -1,7 +1,8 @@
 """From a request's body to `generate`'s inputs, and the errors that a client sees. Knows nothing of HTTP."""
 
 import dataclasses
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.answer_grammars import answer_grammar
+from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat, ChatParser
 from hf_specdec.tools.serve.limits import check_request
 from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -50,6 +52,8 @@ class RequestReader:
         max_new_tokens (`int`): of a request that does not say how many it wants.
         memory (`str`): what methods draft from next to the request's own text: `"request"` for nothing, `"key"` for
             earlier requests of the same API key, `"shared"` for those of all.
+        tool_parser (`str`, *optional*): how the model writes tool calls, see `ChatFormat.of`.
+        chat_format (`ChatFormat`): of its answers.
     """
 
     model: Any
@@ -62,7 +66,12 @@ class RequestReader:
     draft_model: Any = None
     draft_tokenizer: Any = None
     memory: Memory = "request"
+    tool_parser: str | None = None
+    chat_format: ChatFormat = field(init=False)
     _method_states: dict[str, MethodState] = field(default_factory=dict)  # by API key
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chat_format", ChatFormat.of(self.tokenizer, self.tool_parser))
 
     def read(self, request: GenerationRequest, api_key: str | None = None) -> dict[str, Any]:
         """Inputs of `generate` for one sequence, `(1, length)` ids among them.
@@ -127,6 +136,10 @@ class RequestReader:
         ends = self.model.generation_config.eos_token_id
         return frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
 
+    def token_text(self, token: int) -> str:
+        """The text of one token."""
+        return str(self.tokenizer.decode([token]))
+
     def check_name(self, name: str) -> None:
         """Raise RequestError unless it is the model's."""
         if name != self.name:
@@ -152,12 +165,36 @@ class RequestReader:
                 raise RequestError(400, message, "chat_not_supported", "messages")
             messages = [message.for_template() for message in request.messages]
             try:
-                text = chat_text(self.tokenizer, messages)
+                text = chat_text(self.tokenizer, messages, **self._template_options(request))
             except ConfigError as error:
                 raise RequestError(400, str(error), "invalid_prompt", "messages") from error
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         assert isinstance(request, CompletionRequest)
         return list(self.tokenizer(request.prompt)["input_ids"]) if isinstance(request.prompt, str) else request.prompt
+
+    def _template_options(self, request: ChatRequest) -> dict[str, Any]:
+        """Options of the chat template."""
+        known = inspect.signature(self.tokenizer.apply_chat_template).parameters
+        if (taken := sorted(request.chat_template_kwargs.keys() & known.keys())) or not request.offered_tools:
+            if taken:
+                message = f"chat_template_kwargs: must be variables of the template, but holds {taken[0]!r}"
+                raise RequestError(400, message, "invalid_value", "chat_template_kwargs")
+            return request.chat_template_kwargs
+        if "tools" not in self.tokenizer.get_chat_template(tools=request.offered_tools):
+            message = "tools: the model's chat template takes none"
+            raise RequestError(400, message, "tools_not_supported", "tools")
+        if not self.chat_format.calls:
+            message = "tools: the chat template does not show how the model writes calls; --tool-parser of hf-specdec "
+            message += f"serve names one of {', '.join(FORMATS)}, or a response template"
+            raise RequestError(400, message, "tools_not_supported", "tools")
+        return {"tools": request.offered_tools, **request.chat_template_kwargs}
+
+    def chat_parser(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> ChatParser:
+        """A parser of one answer's reasoning and tool calls."""
+        if not isinstance(request, ChatRequest):
+            return ChatParser()
+        most = None if request.parallel_tool_calls else 1
+        return self.chat_format.parser(prompt_ids, request.offered_tools, most)
 
     def _limit(self, request: GenerationRequest, length: int) -> int:
         """New tokens that the model has positions for."""

@@ -1,6 +1,6 @@
 """Tokens to text as they come: whole characters only, and nothing of a stop string. Knows nothing of models."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 INCOMPLETE = "\ufffd"  # what a tokenizer makes of the first bytes of a character
@@ -10,15 +10,16 @@ class TextStream:
     """The text of one answer.
 
     Args:
-        tokenizer: decodes; special tokens are left out.
+        tokenizer: decodes.
         stop (`Sequence[str]`): texts at which the answer ends; they are no part of it.
+        skipped: tokens that are no part of the text; by default all special ones.
 
     Attributes:
         has_stopped (`bool`): whether one of them was met.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, [text for text in stop if text]
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), skipped: Collection[int] | None = None) -> None:
+        self._tokenizer, self._stop, self._skipped = tokenizer, [text for text in stop if text], skipped
         self._token_ids: list[int] = []
         self._context = self._decoded = 0  # tokens before those that the last piece was decoded after, and before it
         self._held = ""
@@ -26,7 +27,7 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; returns the text that is certain now."""
-        self._token_ids.extend(token_ids)
+        self._token_ids.extend(token for token in token_ids if token not in (self._skipped or ()))
         return self._release(self._new_text(), is_end=False)
 
     def end(self) -> str:
@@ -43,7 +44,7 @@ class TextStream:
         return text[len(known) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skipped is None))
 
     def _release(self, text: str, *, is_end: bool) -> str:
         if self.has_stopped:

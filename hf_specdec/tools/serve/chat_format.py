@@ -1,0 +1,241 @@
+"""Reasoning and tool calls in a model's text, split off while it is written by transformers' response parser.
+
+A response template says which markers a model writes around them: the tokenizer's own, one of `FORMATS`, or a file.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.errors import ConfigError, unknown_name
+
+THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # names in tokenizers' own templates
+JSON_CALLS = {"repeats": True, "content": "json", "content_args": {"allow_non_json": True}}
+NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+# Fields of a response template for the calls of each format, by what the chat templates of its models hold.
+FORMATS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "qwen3_coder": (
+        ("<function=",),
+        {
+            "tool_calls": {
+                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+                "close_pattern": r"</function>\s*</tool_call>",
+                "repeats": True,
+                "content": "xml-inline",
+                "content_args": {
+                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+                },
+                "transform": NAMED,
+            },
+        },
+    ),
+    "hermes": (
+        ("<tool_call>",),
+        {"tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", **JSON_CALLS}},
+    ),
+    "mistral": (
+        ("[TOOL_CALLS]",),
+        {
+            "tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\]\s*(?=\[)", **JSON_CALLS},
+            "named_calls": {
+                "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)",
+                "close_pattern": r"(?=\[TOOL_CALLS\])",
+                "transform": NAMED,
+                **JSON_CALLS,
+            },
+        },
+    ),
+    "pythonic": (
+        ("[func_name1(", "<|tool_call_start|>"),
+        {
+            "tool_calls": {
+                "open_pattern": r"(?:\s*<\|tool_call_start\|>\s*|\A\s*)(?=\[\w[\w.-]*\()",
+                "close": "<|tool_call_end|>",
+                "repeats": True,
+                "content": "python-call-list",
+            },
+        },
+    ),
+    "llama3_json": (
+        ("<|python_tag|>", '{"name": function name, "parameters": '),
+        {
+            "tool_calls": {
+                "open_pattern": r"(?:\s*<\|python_tag\|>\s*|\A\s*|(?<=\}\s*;\s*))(?=\{)",
+                "close_pattern": r"(?<=\})\s*;\s*(?=\{)",
+                **JSON_CALLS,
+            },
+        },
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Markers that a model writes around reasoning and tool calls.
+
+    Attributes:
+        template (`dict`): a response template of transformers.
+        calls (`tuple[str, ...]`): its fields that hold calls.
+        skipped: special tokens that are no markers, without tools and with them.
+        has_anchor (`bool`): whether the template finds the beginning of an answer in a prompt by itself.
+    """
+
+    tokenizer: Any
+    template: dict[str, Any]
+    calls: tuple[str, ...]
+    skipped: tuple[frozenset[int], frozenset[int]]
+    has_anchor: bool
+
+    @classmethod
+    def of(cls, tokenizer: Any, tool_parser: str | None = None) -> "ChatFormat":
+        """The format of a tokenizer's model.
+
+        Args:
+            tool_parser (`str`, *optional*): a name of `FORMATS` or a JSON file with a response template; by default
+                the tokenizer's own template, or what its chat template shows.
+
+        Raises:
+            ConfigError: there is no such format, or the file is no response template.
+        """
+        template = getattr(tokenizer, "response_template", None) if tool_parser is None else None
+        if tool_parser is not None and tool_parser.endswith(".json"):
+            template = _from_file(Path(tool_parser))
+        elif tool_parser is not None and tool_parser not in FORMATS:
+            raise unknown_name("--tool-parser", tool_parser, tuple(FORMATS))
+        has_anchor = template is not None
+        template = template or _shown_by(tokenizer, tool_parser)
+        try:
+            tokenizer.get_response_parser(template, prefix="")
+        except (ValueError, AttributeError) as error:
+            rule, remedy = "must be a response template that transformers reads", f"{error}"
+            raise ConfigError("--tool-parser", rule, tool_parser or "the tokenizer's", remedy) from error
+        calls = tuple(name for name in template["fields"] if name not in ("content", *REASONING_FIELDS))
+        fields = {name: field for name, field in template["fields"].items() if name not in calls}
+        skipped = _skipped(tokenizer, fields), _skipped(tokenizer, template["fields"])
+        return cls(tokenizer, template, calls, skipped, has_anchor)
+
+    def parser(
+        self, prompt_ids: Sequence[int], tools: Sequence[dict[str, Any]], max_calls: int | None = None
+    ) -> "ChatParser":
+        """A parser for one answer.
+
+        Args:
+            prompt_ids: which may open the reasoning.
+            tools: as chat templates take them; without any, calls are text.
+            max_calls (`int`, *optional*): most calls of the answer; what follows them is dropped.
+        """
+        fields = {name: field for name, field in self.template["fields"].items() if tools or name not in self.calls}
+        if fields.keys() <= {"content"}:
+            return ChatParser()
+        if self.has_anchor:
+            prefix = self.tokenizer.decode(prompt_ids)
+        else:
+            ending = self.tokenizer.decode(prompt_ids[-16:]).rstrip()
+            prefix = next((mark for mark in THINKING if ending.endswith(mark) and "reasoning_content" in fields), "")
+        parser = self.tokenizer.get_response_parser(
+            {**self.template, "fields": fields}, prefix=prefix, tools=list(tools)
+        )
+        return ChatParser(parser, self.skipped[bool(tools)], max_calls)
+
+
+class ChatParser:
+    """Splits one answer into text, reasoning and tool calls, as OpenAI's deltas. What is no call is text.
+
+    Args:
+        parser: of transformers; by default all is text.
+        skipped: tokens that are left out of the text; by default all special ones.
+        max_calls (`int`, *optional*): most calls; what follows them is dropped.
+
+    Attributes:
+        num_calls (`int`): calls so far.
+    """
+
+    def __init__(self, parser: Any = None, skipped: frozenset[int] | None = None, max_calls: int | None = None) -> None:
+        self._parser, self.skipped, self._max_calls = parser, skipped, max_calls
+        self._body = ""  # of the call that is being written
+        self.num_calls = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Returns whether the answer has as many calls as it may."""
+        return self.num_calls == self._max_calls
+
+    def push(self, text: str, *, is_end: bool = False) -> dict[str, Any]:
+        """Take text, the last of it at the end; returns the delta that is certain now."""
+        if self._parser is None:
+            return {"content": text} if text else {}
+        delta: dict[str, Any] = {}
+        try:
+            for event in self._parser.feed(text) + (self._parser.finalize()[1] if is_end else []):
+                self._take(event, delta)
+        except ValueError:  # of a parser whose content has to be well-formed
+            delta["content"] = delta.get("content", "") + self._body + text
+            self._parser = None
+        return {name: value for name, value in delta.items() if value}
+
+    def _take(self, event: dict[str, Any], delta: dict[str, Any]) -> None:
+        field = event["field"]
+        if self.is_complete:
+            return
+        if field == "content" or field in REASONING_FIELDS:
+            name = "content" if field == "content" else "reasoning_content"
+            text = event["text"] if event["type"] == "region_chunk" else ""
+            if text.strip() or not self.num_calls:
+                delta[name] = delta.get(name, "") + text
+        elif event["type"] == "region_chunk":
+            self._body += event["text"]
+        elif event["type"] == "region_close":
+            if (calls := _calls(event["value"])) is None:
+                delta["content"] = delta.get("content", "") + self._body
+            for call in (calls or [])[: self._max_calls]:
+                numbered = {"index": self.num_calls, "id": uuid.uuid4().hex[:9], "type": "function", "function": call}
+                delta.setdefault("tool_calls", []).append(numbered)
+                self.num_calls += 1
+            self._body = ""
+
+
+def _calls(value: Any) -> list[dict[str, str]] | None:
+    """Names and arguments, as JSON, of the calls in a region; `None` where it holds something else."""
+    found = []
+    for call in value if isinstance(value, list) else [value]:
+        call = call.get("function", call) if isinstance(call, dict) else {}
+        if not isinstance(call, dict):
+            return None
+        name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        found.append({"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)})
+    return found
+
+
+def _shown_by(tokenizer: Any, name: str | None) -> dict[str, Any]:
+    """A response template for what the chat template and the vocabulary show; `name` is that of its calls' format."""
+    text, known = str(tokenizer.chat_template or ""), tokenizer.get_added_vocab()
+    found = (name for name, (marks, _) in FORMATS.items() if any(mark in text for mark in marks))
+    name = name or next(found, None)
+    fields = {} if name is None else dict(FORMATS[name][1])
+    for opening, closing in THINKING.items():
+        if opening in known or opening in text:
+            opened, closed = re.escape(opening), re.escape(closing)
+            pattern = {"open_pattern": rf"{opened}\s*", "close_pattern": rf"\s*{closed}\s*"}
+            fields.setdefault("reasoning_content", pattern)
+    return {"start_anchor_pattern": r"\A", "fields": {**fields, "content": {}}}
+
+
+def _skipped(tokenizer: Any, fields: dict[str, Any]) -> frozenset[int]:
+    """Special tokens that are no markers."""
+    text = str(fields).replace("\\", "")
+    texts = ((token, str(tokenizer.decode([token])).strip()) for token in tokenizer.all_special_ids)
+    return frozenset(token for token, special in texts if special not in text)
+
+
+def _from_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("--tool-parser", "must name a JSON file", str(path), str(error)) from error

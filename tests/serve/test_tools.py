@@ -1,0 +1,295 @@
+"""Tools: calls in the formats of model families, offered, parsed, streamed and answered through the real client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+import hf_specdec
+from hf_specdec.errors import ConfigError
+from hf_specdec.tools.serve.chat_format import ChatFormat
+from hf_specdec.tools.serve.protocol import ChatRequest
+from hf_specdec.tools.serve.requests import RequestReader
+from tests.serve.conftest import NAME, Script, serving
+
+TEMPLATE = (
+    "{% if tools %}# tools: {{ tools | tojson }} are called in <tool_call>\n{% endif %}"
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}"
+    "# assistant:{% if enable_thinking %}<think>\n{% endif %}"
+)
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
+]
+ANSWERS = [
+    'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>',
+    '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>\n'
+    '<tool_call>{"name": "weather", "arguments": {"city": "Genf", "days": 2}}</tool_call>\n',
+    "Warm in all three.",
+]
+
+
+def answer(prompt: str) -> str:
+    """A call, then two at once, then text: by the answers that the prompt holds."""
+    if "plain question" in prompt:
+        return "<tool_call>{no call} is JSON</tool_call> of mine."
+    if "# user: think" in prompt:
+        return "<think>\nhard\n</think>\n\nEasy."
+    return ANSWERS[min(prompt.count("# tool:"), 2)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def client(target: Any, tokenizer: Any) -> Iterator[openai.OpenAI]:
+    with (
+        serving(target, tokenizer, script=Script(tokenizer, answer), max_new_tokens=120) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found,
+    ):
+        yield found
+
+
+def asked(client: openai.OpenAI, messages: list[Any], *, is_streamed: bool, **options: Any) -> Any:
+    """The choice of an answer, of a stream as the client's own helper puts it together."""
+    given: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0, "tools": TOOLS, **options}
+    if not is_streamed:
+        return client.chat.completions.create(**given).choices[0]
+    with client.chat.completions.stream(**given) as stream:
+        return stream.get_final_completion().choices[0]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_loop_of_three_turns_calls_tools(client: openai.OpenAI, is_streamed: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+    calls: list[list[Any]] = []
+    while True:
+        choice = asked(client, messages, is_streamed=is_streamed)
+        if choice.finish_reason != "tool_calls":
+            break
+        message = choice.message
+        calls.append([(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls])
+        messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}) | {"role": "assistant"})
+        for call in messages[-1]["tool_calls"]:
+            call["function"].pop("parsed_arguments", None)
+            call.pop("index", None)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "20 °C"})
+    assert calls == [
+        [("weather", {"city": "Zürich"})],
+        [("weather", {"city": "Bern"}), ("weather", {"city": "Genf", "days": 2})],
+    ]
+    assert (choice.finish_reason, choice.message.content) == ("stop", "Warm in all three.")
+    assert messages[1]["content"] == "Let me see."
+    ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert len(set(ids)) == 3
+    assert all(len(one) == 9 and one.isalnum() for one in ids), "which templates of Mistral's models check"
+
+
+def test_a_stream_tells_each_call_where_it_ends(client: openai.OpenAI) -> None:
+    """The second call comes in an event after the first's, with its own number."""
+    messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
+    events = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0, stream=True)
+    told = [(event.choices[0].delta, event.choices[0].finish_reason) for event in events]
+    numbers = [[call.index for call in delta.tool_calls] for delta, _ in told if delta.tool_calls]
+    assert numbers == [[0], [1]]
+    assert told[-1][1] == "tool_calls"
+    assert not any((delta.content or "").strip() for delta, _ in told)
+
+
+def test_one_call_is_all_where_they_may_not_be_parallel(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
+    for is_streamed in (False, True):
+        choice = asked(client, messages, is_streamed=is_streamed, parallel_tool_calls=False)
+        assert [call.function.arguments for call in choice.message.tool_calls] == ['{"city": "Bern"}']
+        assert choice.finish_reason == "tool_calls"
+    whole = client.chat.completions.create(
+        model=NAME, messages=messages, tools=TOOLS, temperature=0, parallel_tool_calls=False
+    )
+    both = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0)
+    assert whole.usage.completion_tokens < both.usage.completion_tokens  # type: ignore[union-attr]
+
+
+def test_no_tool_is_offered_where_none_may_be_called(client: openai.OpenAI) -> None:
+    """The prompt has none, and what looks like a call is text."""
+    messages: Any = [{"role": "user", "content": "How is the weather?"}]
+    answers = [
+        client.chat.completions.create(model=NAME, messages=messages, temperature=0, **options)
+        for options in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS, "tool_choice": "auto"})
+    ]
+    prompts = [answer.usage.prompt_tokens for answer in answers]  # type: ignore[union-attr]
+    assert prompts[0] == prompts[1] < prompts[2]
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content == ANSWERS[0]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_is_no_call_is_text(client: openai.OpenAI, is_streamed: bool) -> None:
+    choice = asked(client, [{"role": "user", "content": "plain question"}], is_streamed=is_streamed)
+    assert choice.message.content == "{no call} is JSON of mine."
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "no tools"])
+def test_reasoning_is_split_off(client: openai.OpenAI, is_streamed: bool, tools: Any) -> None:
+    messages: Any = [{"role": "user", "content": "think"}]
+    choice = asked(client, messages, is_streamed=is_streamed, tools=tools or openai.omit)
+    assert (choice.message.reasoning_content, choice.message.content) == ("hard", "Easy.")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_reasoning_that_the_template_opens_is_split_off(target: Any, tokenizer: Any, is_streamed: bool) -> None:
+    script = Script(tokenizer, lambda prompt: "so it is\n</think>\n\nYes.", opening="<think>\n")
+    with (
+        serving(target, tokenizer, script=script) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        extra = {"chat_template_kwargs": {"enable_thinking": True}}
+        messages: Any = [{"role": "user", "content": "x"}]
+        choice = asked(client, messages, is_streamed=is_streamed, tools=openai.omit, extra_body=extra)
+    assert (choice.message.reasoning_content, choice.message.content) == ("so it is", "Yes.")
+
+
+CALL = [("f", {"a": 1})]
+BOTH = [("f", {"a": 1}), ("g", {})]
+FORMS = [
+    ("hermes", 'Hi\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "Hi", CALL),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>\n',
+        "",
+        BOTH,
+    ),
+    ("hermes", '<tool_call>{"name": "f", "argu', '{"name": "f", "argu', []),
+    ("hermes", 'a<tool_call>[1]</tool_call>b<tool_call>{"name": "g"}</tool_call>', "a[1]b", [("g", {})]),
+    (
+        "qwen3_coder",
+        "ok\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "ok",
+        CALL,
+    ),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", BOTH),
+    ("mistral", 'x[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{}', "x", BOTH),
+    ("pythonic", "[f(a=1), g()]", "", BOTH),
+    ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Done", "Done", CALL),
+    ("pythonic", "[1, 2] and [f(a=1)]", "[1, 2] and [f(a=1)]", []),
+    ("pythonic", "[f(a=1, b)]", "[f(a=1, b)]", []),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", CALL),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}', "", BOTH),
+    ("llama3_json", '{"answer": 3}', '{"answer": 3}', []),
+]
+F = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("name", "text", "content", "calls"), FORMS)
+def test_each_family_s_calls_are_parsed_whatever_the_pieces(
+    tokenizer: Any, name: str, text: str, content: str, calls: Any, size: int
+) -> None:
+    parser = ChatFormat.of(tokenizer, name).parser([], F)
+    deltas = [parser.push(text[start : start + size]) for start in range(0, len(text), size)]
+    deltas.append(parser.push("", is_end=True))
+    found = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    assert [(call["name"], json.loads(call["arguments"])) for call in found] == calls
+    assert parser.num_calls == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("return a json object within <tool_call></tool_call> tags", "hermes"),
+        ("reply in <tool_call>\n<function=example>", "qwen3_coder"),
+        ("{{ '[TOOL_CALLS] [' }}", "mistral"),
+        ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
+        ("respond in the format [func_name1(params_name1=params_value1)]", "pythonic"),
+    ],
+)
+def test_the_format_is_what_the_chat_template_shows(tokenizer: Any, template: str, name: str) -> None:
+    from copy import copy
+
+    other = copy(tokenizer)
+    other.chat_template = template
+    text, _, calls = next((text, content, calls) for form, text, content, calls in FORMS if form == name)
+    parser = ChatFormat.of(other).parser([], F)
+    delta = parser.push(text, is_end=True)
+    assert parser.num_calls == len(calls) == len(delta["tool_calls"])
+
+
+def test_special_tokens_that_mark_calls_are_read_and_others_left_out(tokenizer: Any) -> None:
+    own = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
+    own.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "<|im_end|>"]})
+    own.chat_template = "[TOOL_CALLS]"
+    marker, end = own.convert_tokens_to_ids(["[TOOL_CALLS]", "<|im_end|>"])
+    form = ChatFormat.of(own)
+    assert marker not in form.parser([], F).skipped  # type: ignore[operator]
+    assert end in form.parser([], F).skipped  # type: ignore[operator]
+    assert form.parser([], []).skipped is None
+
+
+def test_a_response_template_of_the_tokenizer_or_a_file_comes_first(tokenizer: Any, tmp_path: Any) -> None:
+    field = {"open": "CALL ", "content": "json", "transform": {"type": "function", "function": "{content}"}}
+    template = {"start_anchor": "assistant:", "fields": {"tool_calls": field, "content": {}}}
+    own = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
+    own.response_template = template
+    file = tmp_path / "template.json"
+    file.write_text(json.dumps(template))
+    for form in (ChatFormat.of(own), ChatFormat.of(tokenizer, str(file))):
+        parser = form.parser(tokenizer("# assistant:").input_ids, F)
+        assert parser.push('CALL {"name": "f", "arguments": {}}', is_end=True)["tool_calls"][0]["function"] == {
+            "name": "f",
+            "arguments": "{}",
+        }
+    file.write_text('{"fields": 3}')
+    for wrong in (str(file), str(tmp_path / "none.json")):
+        with pytest.raises(ConfigError, match=r"`--tool-parser` must (be a response template|name a JSON file)"):
+            ChatFormat.of(tokenizer, wrong)
+    with pytest.raises(ConfigError, match="Did you mean 'hermes'"):
+        ChatFormat.of(tokenizer, "hermess")
+
+
+USER = {"role": "user", "content": "x"}
+BROKEN = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id must come with the role tool"),
+        ({"messages": [{"role": "user"}]}, "content must be given"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [BROKEN]}]}, "must be a JSON object, but is '{'"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "must be variables of the template"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ],
+)
+def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=told):
+        client.chat.completions.create(model=NAME, messages=[USER], extra_body=fields)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [("{{ messages }}", "the model's chat template takes none"), ("{{ tools }}", "--tool-parser of hf-specdec")],
+)
+def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, told: str) -> None:
+    from hf_specdec.tools.serve.requests import RequestError
+
+    tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
+    tokenizer.chat_template = template
+    reader = RequestReader(target, tokenizer, NAME, "plain", None, max_new_tokens=4)
+    with pytest.raises(RequestError, match=told):
+        reader.read(ChatRequest(model=NAME, messages=[USER], tools=TOOLS))  # type: ignore[list-item]
