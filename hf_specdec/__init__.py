@@ -43,6 +43,7 @@ __all__ = [
     "MtpConfig",
     "PerRow",
     "PlainConfig",
+    "PrefixCache",
     "PromptLookupConfig",
     "RankError",
     "SourceVote",
@@ -74,6 +75,7 @@ _NAMES = {  # by module
     "api.enable": ("SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"),
     "api.many_prompts.generate_many": ("generate_many",),
     "api.many_prompts.result": ("ManyResult",),
+    "cache.prefix_cache": ("PrefixCache",),
     "common.observer": ("DraftedNode", "SourceVote", "SpecStep"),
     "common.stats": ("CallPlan", "SpecOutput", "SpecStats"),
     "common.tree": ("DraftTree", "TreeBuilder"),
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
     from hf_specdec.api.enable import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
     from hf_specdec.api.many_prompts.generate_many import generate_many
     from hf_specdec.api.many_prompts.result import ManyResult
+    from hf_specdec.cache.prefix_cache import PrefixCache
     from hf_specdec.common.observer import DraftedNode, SourceVote, SpecStep
     from hf_specdec.common.stats import CallPlan, SpecOutput, SpecStats
     from hf_specdec.common.tree import DraftTree, TreeBuilder

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hf_specdec.cache.blocks import Blocks
+from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.transfer import HOST, to_device
@@ -232,15 +233,29 @@ class SpecCache(Cache):
                 own.admit(new, row)
         self.sync()
 
-    def copy_prefix(self, donor: "SpecCache", row: int, length: int) -> None:
-        """Start, empty as it is, with the first `length` columns of a row of `donor`."""
-        blocks = Blocks(max(len(donor.layers), 1))
-        while len(self.layers) < len(donor.layers):
+    def load(self, prefix: Prefix) -> None:
+        """Start, empty as it is, with the columns and states of one row."""
+        blocks = Blocks(max(len(self.layers), len(prefix.columns), 1))
+        while len(self.layers) <= max(prefix.columns, default=-1):
             self.layers.append(SpecLayer(reserve=self.reserve, write_index=self._write_index, blocks=blocks))
-        for own, other in zip(self.layers, donor.layers, strict=True):
-            if isinstance(own, SpecLayer) and other.is_initialized:
-                own.load(other.keys[row : row + 1, :, :length], other.values[row : row + 1, :, :length], length)
+        for place, (keys, values) in prefix.columns.items():
+            self.layers[place].load(keys, values, prefix.length)
+        for place, states in prefix.states.items():
+            self.layers[place].load_states(states)
         self.sync()
+
+    def columns_of(self, row: int, start: int, end: int) -> KeysValues:
+        """Copies of a row's columns from `start` to `end`, by layer."""
+        return {
+            place: (layer.keys[row : row + 1, :, start:end].clone(), layer.values[row : row + 1, :, start:end].clone())
+            for place, layer in enumerate(self.layers)
+            if isinstance(layer, SpecLayer) and layer.is_initialized
+        }
+
+    def states_of(self, row: int) -> States:
+        """Copies of a row's states, by layer; nothing may be uncommitted."""
+        layers = enumerate(self.layers)
+        return {place: layer.states_of(row) for place, layer in layers if isinstance(layer, StateLayer)}
 
     def rollback(self) -> None:
         """Forget a forward that did not finish, on whichever layers it has written."""

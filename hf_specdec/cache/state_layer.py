@@ -146,6 +146,18 @@ class StateLayer(LinearAttentionLayer):
         """Let a layer of transformers have copies of the states."""
         _copy_states(self, layer)
 
+    def states_of(self, row: int) -> "StateLayer":
+        """A layer with copies of one row's states."""
+        own = StateLayer(self.number_of_states)
+        _copy_states(self, own, slice(row, row + 1))
+        own.num_read = self.num_read[row : row + 1]
+        return own
+
+    def load_states(self, layer: "StateLayer") -> None:
+        """Go on from copies of the states of another."""
+        _copy_states(layer, self)
+        self.num_read = layer.num_read
+
     def record(self, columns: Columns) -> None:
         """Record the next forward, of these columns."""
         self.columns, self._calls = columns, 0
@@ -258,10 +270,10 @@ class StateAttentionLayer(StateLayer, SpecLayer):
         StateLayer.reset(self)
 
 
-def _copy_states(source: LinearAttentionLayer, target: LinearAttentionLayer) -> None:
+def _copy_states(source: LinearAttentionLayer, target: LinearAttentionLayer, rows: slice = slice(None)) -> None:
     for name in ("conv_states", "recurrent_states"):
         states = getattr(source, name)
-        copies = {index: None if state is None else state.clone() for index, state in states.items()}
+        copies = {index: None if state is None else state[rows].clone() for index, state in states.items()}
         setattr(target, name, copies)
     for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state"):
         setattr(target, name, dict(getattr(source, name)))

@@ -102,6 +102,7 @@ class SpecStats:
     Attributes:
         method (`str`): the method's name.
         tier (`str`): how the model was driven: `"tree"`, `"chain"` or `"plain"`.
+        num_cached_tokens (`int`): tokens of the prompt whose keys and values were kept of another text.
         num_tokens (`int`): tokens emitted; in a batch that is decoded plainly, the padding of finished rows too.
         num_drafts (`int`): verify steps, the prompt's forward not counted; in a batch, those of all rows.
         num_forwards (`int`): the target's forwards, the prompt's not counted: in a batch, one for all rows.
@@ -129,6 +130,7 @@ class SpecStats:
 
     method: str = "plain"
     tier: str = "plain"
+    num_cached_tokens: int = 0
     num_tokens: int = 0
     num_drafts: int = 0
     num_forwards: int = 0

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters
 from hf_specdec.engine.step import StepRunner
-
-SHORTEST_PREFIX = 8  # tokens that two texts must share for their columns to be copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +21,13 @@ class QueuedSequence:
 
     Attributes:
         columns (`int`): cache columns that its text will need at most.
+        prefix_key: of texts in a `PrefixCache` that it may start with.
         network: what drafts for it next to methods without a network; sequences with another one wait for each other.
     """
 
     batch: Batch
     columns: int
+    prefix_key: Hashable
     network: Hashable = None
 
     @property
@@ -42,15 +43,13 @@ class ContinuousBatching:
         steps: takes the batch one step further.
         max_columns (`int`): bound on rows x longest text, in tokens: the size of the key/value buffers. A sequence that
             alone exceeds it is decoded alone.
-
-    Attributes:
-        num_reused_columns (`int`): prompt tokens whose keys and values were copied from another sequence.
+        prefixes: texts that prompts may start with, and where texts are kept.
     """
 
-    def __init__(self, steps: StepRunner, *, max_rows: int, max_columns: int) -> None:
-        self.rank_sync, self._steps = steps.rank_sync, steps
+    def __init__(self, steps: StepRunner, *, max_rows: int, max_columns: int, prefixes: PrefixCache) -> None:
+        self.rank_sync, self._steps, self.prefixes = steps.rank_sync, steps, prefixes
         self.max_rows, self.max_columns = max_rows, max_columns
-        self.num_reused_columns = 0
+        self._keys: dict[SequenceState, Hashable] = {}  # of sequences whose texts are kept, in `prefixes`
         self._batch: Batch | None = None
         self._columns: list[int] = []  # needed by each sequence of the batch
         self._network: Hashable = None  # that drafts for all of them
@@ -70,8 +69,10 @@ class ContinuousBatching:
                     self.rank_sync.finish()
                     return
                 self._steps.run(self._batch)
-                for sequence in self._batch.sequences:
+                for place, sequence in enumerate(self._batch.sequences):
                     if sequence.finished:
+                        if sequence in self._keys and sequence.error is None:
+                            self._batch.target.keep_text(self.prefixes, self._keys[sequence], place)
                         yield self._ended(sequence)
         except GeneratorExit:
             raise
@@ -86,6 +87,7 @@ class ContinuousBatching:
                 self._batch = self._next = None
 
     def _ended(self, sequence: SequenceState) -> SequenceState:
+        self._keys.pop(sequence, None)
         sequence.end()
         self.rank_sync.flush()
         return sequence
@@ -130,32 +132,24 @@ class ContinuousBatching:
         return queued if (len(live) + 1) * max(*live, queued.columns) <= self.max_columns else None
 
     def _read(self, queued: QueuedSequence) -> None:
-        """The prompt's forward and the first token; what other sequences know of the prompt is copied from them."""
-        sequence = queued.sequence
+        """The prompt's forward and the first token; the beginning that another text has in common is copied."""
+        sequence, target = queued.sequence, queued.batch.target
         sequence.isolates_errors = True
         sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_runner is None
+        key, step = (queued.prefix_key, target.prefix_step), target.prefix_step
         try:
-            self.num_reused_columns += self._copy_prefix(queued)
+            if step:
+                sequence.stats.num_cached_tokens = target.start_from(self.prefixes, key)
             self._steps.begin(queued.batch)
         except Exception as error:
             if not self.rank_sync.intact:
                 raise
             sequence.fail(error)
-
-    def _copy_prefix(self, queued: QueuedSequence) -> int:
-        """Start the cache with the columns of the sequence that shares the longest beginning; returns how many."""
-        if self._batch is None or not queued.batch.target.copies_prefix:
-            return 0
-        target, tokens = self._batch.target, queued.sequence.text.tokens
-        shared = [
-            _num_shared(tokens, sequence.text.tokens, min(len(tokens) - 1, target.num_cached_tokens(place)))
-            for place, sequence in enumerate(self._batch.sequences)
-        ]
-        longest = max(shared)
-        if longest < SHORTEST_PREFIX:
-            return 0
-        queued.batch.target.copy_prefix(target, shared.index(longest), longest)
-        return longest
+            return
+        if step:
+            target.keep_text(self.prefixes, key, 0, step)
+        if step == 1:  # answers are read in other forwards than prompts
+            self._keys[sequence] = key
 
     def _admit(self, queued: QueuedSequence) -> None:
         """Give a sequence whose prompt is read the place of an ended one, or one after the last."""
@@ -170,11 +164,3 @@ class ContinuousBatching:
         batch.admit(queued.batch, free)
         at = len(self._columns) if free is None else free
         self._columns[at : at + 1] = [queued.columns]
-
-
-def _num_shared(ours: list[int], theirs: list[int], limit: int) -> int:
-    """Length of the common beginning, up to `limit`."""
-    count = 0
-    while count < limit and ours[count] == theirs[count]:
-        count += 1
-    return count

@@ -3,7 +3,7 @@
 Decides nothing, and knows no method by name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -160,6 +160,7 @@ def queued_sequence_of(
     generator: torch.Generator | None,
     draft_runner: BaseDraftRunner | None,
     rank_sync: RankSync,
+    prefix_key: Hashable,
 ) -> QueuedSequence:
     """A call of one sequence, to be decoded among others."""
     (text,) = _texts(call)
@@ -182,7 +183,9 @@ def queued_sequence_of(
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
     batch = Batch([sequence], target, _limits(call, plan.budget), used_by(rank_sync, draft_runner))
-    return QueuedSequence(batch, longest, None if draft_runner is None else draft_runner.network)
+    return QueuedSequence(
+        batch, longest, (call.now, prefix_key), None if draft_runner is None else draft_runner.network
+    )
 
 
 def _bind(draft_runner: BaseDraftRunner | None, target: ModelRunner) -> None:

@@ -21,12 +21,14 @@ from hf_specdec.api.many_prompts.prompt_inputs import (
     numbered,
 )
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import AUTO
 from hf_specdec.call.request import Settings
 from hf_specdec.call.rules.settings import check_settings
 from hf_specdec.common.progress import with_bar
 from hf_specdec.common.transfer import HOST
 from hf_specdec.distributed.rank_sync import rank_sync_of
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
 
 MAX_CACHE_TOKENS = 1 << 18
@@ -40,6 +42,7 @@ def generate_many(
     tokenizer: Any = None,
     seed: int | None = None,
     max_cache_tokens: int = MAX_CACHE_TOKENS,
+    prefix_cache: PrefixCache | None = None,
     spec_method: Any = AUTO,
     indices: Iterable[int] | None = None,
     progress: bool = False,
@@ -49,22 +52,25 @@ def generate_many(
 
     A row of the batch whose text ends goes to the next prompt at once. Each result is what `model.generate` gives for
     its prompt alone (in fp32; half precisions may differ in near ties), whatever the order of the prompts and the
-    size of the batch. Prompts that share a beginning with one that is being decoded have its keys and values copied.
+    size of the batch. The beginning that a prompt shares with the text of an earlier one is not computed again.
 
     Args:
         model (`PreTrainedModel`): a transformers model; it is enabled if it is not.
         prompts (`Iterable`): read as rows get free: strings (with `tokenizer`), lists of chat messages (with a
             `tokenizer` that has a chat template), lists of token ids, tensors `(length,)` or `(1, length)`, or dicts of
             `generate`'s inputs and settings for one sequence (ids and mask as tensors or lists), which may hold its
-            `seed`; a method of its own leaves the job's `spec_config` aside, and prompts with different draft models
-            wait for each other. `many_prompts.job.NOT_YET` among them says that none is waiting: the next is asked for
-            after a step, and all ends where nothing is being decoded. Or a tokenizer's output for several sequences,
+            `seed`, and a `cache_salt`: texts of one salt begin no prompt of another; a method of its own leaves the
+            job's `spec_config` aside, and prompts with different draft models wait for each other.
+            `many_prompts.job.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
+            ends where nothing is being decoded. Or a tokenizer's output for several sequences,
             padded or not: a mapping that holds `input_ids`.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.
         max_cache_tokens (`int`, *optional*, defaults to `262144`): bound on rows x longest text, in tokens, which is
             what the key/value cache allocates. A prompt that alone needs more is decoded alone.
+        prefix_cache (`PrefixCache`, *optional*): keeps keys and values of texts for prompts that begin alike, of later
+            calls too; by default one of this call, of 1 GiB. `PrefixCache(0)` keeps nothing.
         spec_method (`str`, *optional*): as for `generate`; `"plain"` and `"none"` draft nothing. By default the method
             whose argument is given, such as `prompt_lookup_config`, or that of the generation configuration, or
             `"auto"`.
@@ -82,12 +88,15 @@ def generate_many(
     prompts = each_prompt(prompts)
     inner = compat.generation_model(enable(model))
     settings = Settings.of(inner, generate_kwargs)
-    check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens"))
+    check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens", "prefix_cache"))
     check_settings(settings)
     check_all(settings, tokenizer)
     seed = checked_seed(seed)
     if seed is None and settings("do_sample"):
         seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-    job = Job(model, tokenizer, seed, {**generate_kwargs, "spec_method": spec_method})
+    if not isinstance(prefix_cache, PrefixCache | None):
+        remedy = "Pass hf_specdec.PrefixCache(max_bytes)."
+        raise ConfigError("prefix_cache", "must be a PrefixCache", type(prefix_cache).__name__, remedy)
+    job = Job(model, tokenizer, seed, prefix_cache or PrefixCache(), {**generate_kwargs, "spec_method": spec_method})
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results

@@ -10,6 +10,7 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import INPUT_NAMES, check_names, check_one, inputs_of
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import (
     AUTO,
     NONE,
@@ -55,8 +56,11 @@ class _CannotJoin(Exception):
 class Job:
     """One call of `generate_many`."""
 
-    def __init__(self, given: Any, tokenizer: Any, seed: int | None, kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, given: Any, tokenizer: Any, seed: int | None, prefixes: PrefixCache, kwargs: dict[str, Any]
+    ) -> None:
         self.given, self.tokenizer, self.seed, self.kwargs = given, tokenizer, seed, kwargs
+        self.prefixes = prefixes
         self.model = compat.generation_model(given)
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
@@ -77,7 +81,7 @@ class Job:
         rank_sync = rank_sync_of(self.model)
         steps = steps_of(rank_sync)(SpecStats(), rank_sync, budget=None, observer=request.observer)
         _weigh(steps, facts, request)
-        batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns)
+        batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns, prefixes=self.prefixes)
         for done in batching.run(self._queued(prompts, steps)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)
@@ -126,6 +130,7 @@ class Job:
         """
         rank_sync = steps.rank_sync
         inputs = self._inputs(index, prompt)
+        salt = inputs.pop("cache_salt")
         if _asks_for_none(inputs):
             raise _CannotJoin(None)
         call, request = prepared_call(self.model, with_own_method(self.model, self.kwargs, inputs))
@@ -141,7 +146,7 @@ class Job:
         rank_sync.check(lambda: digests(call, request, plan, prompt=index))
         log_notes(self.model, plan)
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(call, plan, drafter, index, generator, draft_runner, rank_sync)
+        queued = queued_sequence_of(call, plan, drafter, index, generator, draft_runner, rank_sync, salt)
         _weigh(steps, facts, request)
         queued.sequence.is_weighed = request.config.fits_costs
         queued.sequence.observer = inputs.get("spec_observer")
@@ -152,6 +157,7 @@ class Job:
         """One prompt through `generate`, with its own random stream."""
         try:
             inputs = self._inputs(index, prompt)
+            del inputs["cache_salt"]
             observer = inputs.get("spec_observer") or self.kwargs.get("spec_observer")
             if observer is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
@@ -188,6 +194,7 @@ class Job:
         check_one(inputs, prompt)
         if (seed := inputs.pop("seed", None)) is not None:
             self._own_seeds[index] = seed
+        salt = inputs.pop("cache_salt", None)
         check_names(self.model, inputs)
         if self.tokenizer is not None:
             inputs.setdefault("tokenizer", self.tokenizer)
@@ -195,6 +202,7 @@ class Job:
             if given := inputs.get(name, self.kwargs.get(name)):
                 inputs[name] = of_prompt(given, index)
         device = compat.input_device(self.model)
+        inputs["cache_salt"] = salt
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 
     def _seed_of(self, index: int, inputs: dict[str, Any]) -> int | None:

@@ -161,6 +161,8 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
         if inputs.get(name) not in (None, 1):
             raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
     inputs["seed"] = checked_seed(inputs.get("seed"))
+    if not isinstance(salt := inputs.get("cache_salt"), str | None):
+        raise ConfigError("cache_salt", "must be a string", salt, "Leave it out to share all texts.")
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
