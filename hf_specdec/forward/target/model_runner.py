@@ -1,27 +1,24 @@
 """The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache."""
 
 import contextlib
-import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.cache.prefix_cache import PrefixCache, States
 from hf_specdec.cache.rollback import rollback_cache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.rotary import cache_drop_length
-from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.adapters import adapter_of, places_trees, works_by_hooks
 from hf_specdec.forward.target.checked_steps import checked_steps
 from hf_specdec.forward.target.compiled_forward import CompiledForward, ForwardWidths
 from hf_specdec.forward.target.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.target.inputs import StepInputs, rows_of
 from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.next_forward import NextForward
+from hf_specdec.forward.target.prompt import PromptForward
 from hf_specdec.forward.target.rotary import rotary_of
 from hf_specdec.forward.target.state_layers import StateRecorder
 from hf_specdec.forward.target.time_steps import TimeStepLimits
@@ -32,13 +29,10 @@ from hf_specdec.kernels.cpu_kernels import CpuKernels
 Tier = Literal["tree", "chain", "plain"]
 RESERVE = 1024  # cache columns allocated at once after the prompt, at most
 MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
-PIECE = 256  # tokens of a prompt in one forward that continues states
-MIN_SHARED = 64  # tokens of a prompt for whose states a forward more is worth its time
-OF_TOKENS = ("attention_mask", "position_ids")
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
-class ModelRunner(NextForward):
+class ModelRunner(PromptForward):
     """One call's model.
 
     Args:
@@ -103,8 +97,6 @@ class ModelRunner(NextForward):
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
-        self._shared_states: States = {}
-        self._num_shared = 0  # tokens of the prompt after which these states are noticed
         self.early_exit: EarlyExitRounds | None = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._num_read = 0  # tokens of the shortest text that plain generation would have read by the last commit
@@ -130,48 +122,6 @@ class ModelRunner(NextForward):
     def supports_row_removal(self) -> bool:
         """Returns whether `select` works."""
         return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_hooks(self.model))
-
-    def prefill(self) -> None:
-        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
-        length, spec = self.input_ids.shape[1], self.cache.spec
-        resumed = 0 if spec is None or not spec.states else max(spec.lengths, default=0)
-        end = resumed or self._num_shared or length
-        self._half_done = True
-        if not resumed:
-            ids, kwargs = self.input_ids[:, :end], self.kwargs
-            if end < length:
-                cut = {name: kwargs[name][..., :end] for name in OF_TOKENS if kwargs.get(name) is not None}
-                kwargs = {**kwargs, **cut}
-            with self._kernels.of_prompts:
-                self.outputs = compat.prefill(self.model, ids, self.generation_config, kwargs)
-        outputs = self.outputs or {compat.cache_name(self.kwargs): self.cache.model_cache}
-        self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
-        self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
-        if self.cache.model_cache is None:
-            raise UnsupportedModelError("it keeps no `Cache` of transformers")
-        self._half_done = False
-        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
-        self.kwargs.pop("logits_to_keep", None)
-        if end < length:
-            self._read_on(end)
-        if (positions := self.kwargs.get("position_ids")) is not None:  # a caller may count from elsewhere than 0
-            self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
-
-    def _read_on(self, start: int) -> None:
-        """Read the rest of the prompt in forwards that continue states, which those of transformers do not."""
-        self.step_inputs()
-        text, self._num_cached = self.texts[0].tokens, [start]
-        while True:
-            assert self.cache.spec is not None
-            if start == self._num_shared:
-                self._shared_states = self.cache.spec.states_of(0)
-            if start == len(text) - 1:
-                break
-            end = self._num_shared if start < self._num_shared else len(text) - 1
-            self._feed([text[start : min(end, start + PIECE)]])
-            start = self._num_cached[0]
-        self.forward([DraftTree.chain(text[-1])])
-        self.commit([[0]])
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
@@ -276,48 +226,9 @@ class ModelRunner(NextForward):
         self.texts = [self.texts[row] for row in rows]
         self._num_cached = [self._num_cached[row] for row in rows]
 
-    @property
-    def prefix_step(self) -> int:
-        """Number of tokens in whose multiples a prompt may start from another's columns; 0 where it is read whole.
-
-        Where a token is rounded by its kernels the same beside any others, which those of prompts do not do, columns
-        are the same bits only if the forwards of both prompts begin at the same tokens.
-        """
-        if self.hidden_layers or self.cache.spec is None:
-            return 0
-        if not self._kernels.rounds_alike:
-            return 1
-        return 0 if self.cache.spec.states else self.generation_config.prefill_chunk_size or 0
-
     def num_cached_tokens(self, row: int) -> int:
         """Number of tokens of a row's text in the cache."""
         return self._num_cached[row]
-
-    def start_from(self, prefixes: PrefixCache, key: Hashable) -> int:
-        """Before the prompt is read: start with the beginning that it has in common with a text.
-
-        Returns:
-            Its tokens.
-        """
-        assert self.cache.spec is not None
-        states, step = bool(self.cache.spec.states), self.prefix_step
-        prefix = prefixes.find(key, self.texts[0].tokens[:-1], step=step, needs_states=states)
-        if states and prefix.num_shared - prefix.length >= MIN_SHARED:
-            self._num_shared = prefix.num_shared
-        if prefix.length:
-            self.cache.spec.load(prefix)
-        return prefix.length
-
-    def keep_text(self, prefixes: PrefixCache, key: Hashable, row: int, step: int = 1) -> None:
-        """Keep what the cache holds of a row's text, to a multiple of `step` tokens; nothing may be uncommitted."""
-        assert self.cache.spec is not None
-        columns = functools.partial(self.cache.spec.columns_of, row)
-        ends = [(self._num_cached[row] // step * step, self.cache.spec.states_of(row))]
-        if self._shared_states:
-            ends.insert(0, (self._num_shared, self._shared_states))
-            self._shared_states = {}
-        for end, states in ends:
-            prefixes.put(key, self.texts[row].tokens[:end], columns, states)
 
     def reserve_rows(self, rows: int, columns: int) -> None:
         """Others will be admitted: room for `rows` in all, rows x longest text being at most `columns`."""

@@ -1,0 +1,136 @@
+"""The prompt's forward, over the beginning that a `PrefixCache` knows of it, and texts that go into one."""
+
+import functools
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.prefix_cache import PrefixCache, States
+from hf_specdec.cache.rollback import RollbackCache
+from hf_specdec.common.tree import DraftTree
+from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.target.next_forward import NextForward
+from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.kernels.cpu_kernels import CpuKernels
+
+PIECE = 256  # tokens of a prompt in one forward that continues states
+MIN_SHARED = 64  # tokens of a prompt for whose states one more forward is worth its time
+OF_TOKENS = ("attention_mask", "position_ids")
+
+
+class PromptForward(NextForward):
+    """Reads the prompt of a `ModelRunner`, and keeps texts."""
+
+    model: PreTrainedModel
+    input_ids: torch.Tensor
+    generation_config: GenerationConfig
+    texts: list[TokenBuffer]
+    cache: RollbackCache
+    _kernels: CpuKernels
+    _num_cached: list[int]
+    _ahead: int
+    _half_done: bool
+    _num_continued = 0  # tokens of the prompt before loaded states, which transformers' forwards do not continue
+    _num_shared = 0  # tokens of the prompt after which states are kept
+    _shared_states: States | None = None
+
+    @property
+    @abstractmethod
+    def _cached(self) -> int:
+        """Tokens of the longest row in the cache."""
+
+    @abstractmethod
+    def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
+        """A forward of trees."""
+
+    @abstractmethod
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Make nodes part of the cached text."""
+
+    @abstractmethod
+    def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Make tokens that follow the cached ones part of the cache."""
+
+    def prefill(self) -> None:
+        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
+        length = self.input_ids.shape[1]
+        end = self._num_continued or self._num_shared or length
+        self._half_done = True
+        if not self._num_continued:
+            ids, kwargs = self.input_ids[:, :end], self.kwargs
+            if end < length:
+                cut = {name: kwargs[name][..., :end] for name in OF_TOKENS if kwargs.get(name) is not None}
+                kwargs = {**kwargs, **cut}
+            with self._kernels.of_prompts:
+                self.outputs = compat.prefill(self.model, ids, self.generation_config, kwargs)
+        outputs = self.outputs or {compat.cache_name(self.kwargs): self.cache.model_cache}
+        self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
+        self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
+        if self.cache.model_cache is None:
+            raise UnsupportedModelError("it keeps no `Cache` of transformers")
+        self._half_done = False
+        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
+        self.kwargs.pop("logits_to_keep", None)
+        if end < length:
+            self._read_on(end)
+        if (positions := self.kwargs.get("position_ids")) is not None:  # a caller may count from elsewhere than 0
+            self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
+
+    def _read_on(self, start: int) -> None:
+        """Read the rest of the prompt in forwards that continue states."""
+        self.step_inputs()
+        text, self._num_cached = self.texts[0].tokens, [start]
+        while True:
+            assert self.cache.spec is not None
+            if start == self._num_shared:
+                self._shared_states = self.cache.spec.states_of(0)
+            if start == len(text) - 1:
+                break
+            end = self._num_shared if start < self._num_shared else len(text) - 1
+            self._feed([text[start : min(end, start + PIECE)]])
+            start = self._num_cached[0]
+        self.forward([DraftTree.chain(text[-1])])
+        self.commit([[0]])
+
+    @property
+    def prefix_step(self) -> int:
+        """Number of tokens in whose multiples a prompt may start from another's columns; 0 where it is read whole.
+
+        Where a token is rounded by its kernels the same beside any others, which those of prompts do not do, columns
+        are the same bits only if the forwards of both prompts begin at the same tokens.
+        """
+        if self.hidden_layers or self.cache.spec is None:
+            return 0
+        if not self._kernels.rounds_alike:
+            return 1
+        return 0 if self.cache.spec.states else self.generation_config.prefill_chunk_size or 0
+
+    def start_from(self, prefixes: PrefixCache, key: Hashable) -> int:
+        """Before the prompt is read: start with the beginning that it has in common with a text.
+
+        Returns:
+            Its tokens.
+        """
+        assert self.cache.spec is not None
+        states, step = bool(self.cache.spec.states), self.prefix_step
+        prefix = prefixes.find(key, self.texts[0].tokens[:-1], step=step, needs_states=states)
+        if states and prefix.num_shared - prefix.length >= MIN_SHARED:
+            self._num_shared = prefix.num_shared
+        if prefix.length:
+            self.cache.spec.load(prefix)
+            self._num_continued = prefix.length if states else 0
+        return prefix.length
+
+    def keep_text(self, prefixes: PrefixCache, key: Hashable, row: int, step: int = 1) -> None:
+        """Keep what the cache holds of a row's text, to a multiple of `step` tokens; nothing may be uncommitted."""
+        assert self.cache.spec is not None
+        columns = functools.partial(self.cache.spec.columns_of, row)
+        ends = [(self._num_cached[row] // step * step, self.cache.spec.states_of(row))]
+        if self._shared_states:
+            ends.insert(0, (self._num_shared, self._shared_states))
+            self._shared_states = {}
+        for end, states in ends:
+            prefixes.put(key, self.texts[row].tokens[:end], columns, states)
