@@ -247,3 +247,28 @@ def test_a_gemma_assistant_is_a_draft_model(chat_tokenizer: Any) -> None:
 def test_a_head_is_asked_for_where_there_is_none(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no draft head for eagle3"):
         client.completions.create(model=NAME, prompt="x", extra_body={"spec_method": "eagle3"})
+
+
+@pytest.mark.parametrize(("memory", "of_bob"), [("request", False), ("shared", True)])
+def test_prompts_begin_with_texts_of_the_same_api_key(
+    target: Any, chat_tokenizer: Any, memory: str, of_bob: bool
+) -> None:
+    """Of all with --memory shared; the texts stay the same."""
+
+    def ask(key: str, question: str) -> tuple[str | None, int]:
+        messages: Any = [
+            {"role": "system", "content": "Answer in few words. " * 10},
+            {"role": "user", "content": question},
+        ]
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            answer = client.chat.completions.create(model=NAME, messages=messages, temperature=0)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    with serving(target, chat_tokenizer, api_keys=("ann", "bob"), memory=memory) as url:
+        first, again, other = ask("ann", "one"), ask("ann", "two"), ask("bob", "two")
+    assert first[1] == 0
+    assert again[1] > 40
+    assert other[0] == again[0]
+    assert other[1] >= again[1] if of_bob else other[1] == 0

@@ -17,6 +17,7 @@ import torch
 from hf_specdec.api.many_prompts.generate_many import generate_many
 from hf_specdec.api.many_prompts.job import NOT_YET
 from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import QueueFullError, SpecError, without_frames
 from hf_specdec.methods.common.config import check_positive
 
@@ -30,14 +31,16 @@ class SharedBatch:
     Args:
         model: a transformers model; it is enabled if it is not.
         max_queue (`int`, *optional*): most prompts that wait for a place; by default there is no bound.
-        options: arguments of `generate_many`, `tokenizer` and `max_batch_size` among them.
+        options: arguments of `generate_many`, `tokenizer` and `max_batch_size` among them; without a `prefix_cache` the
+            batch has one.
     """
 
     def __init__(self, model: Any, *, max_queue: int | None = None, **options: Any) -> None:
         if max_queue is not None:
             check_positive("max_queue", max_queue, "Leave it out for no bound.")
         self.model, self.max_queue = model, max_queue
-        self._options = {**options, "stopping_criteria": [_Closing(self), *options.get("stopping_criteria", ())]}
+        criteria = [_Closing(self), *options.get("stopping_criteria", ())]
+        self._options = {"prefix_cache": PrefixCache(), **options, "stopping_criteria": criteria}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: set[Future[ManyResult]] = set()
         self._running: dict[int, Future[ManyResult]] = {}  # of the thread, by number in the call of generate_many

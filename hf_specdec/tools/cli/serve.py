@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra, unknown_name
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.listening import listen
@@ -72,6 +73,17 @@ class QueueOptions:
             "API key (key), or those of all clients (shared)."
         ),
     ] = "request"
+    prefix_cache_size: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Gigabytes of keys and values of earlier texts to keep for prompts that begin alike, of the same API key "
+            "or, with --memory shared, of all clients. bf16 and fp16 on CPUs need --prefill-chunk-size.",
+        ),
+    ] = 1.0
+    prefill_chunk_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt that one forward reads. Default: all of them.")
+    ] = None
 
     def check(self, api_keys: list[str] | None, file: Path | None) -> None:
         """Refuse a memory that is none, or by keys without any, or in a file though it is not one for all."""
@@ -133,7 +145,11 @@ def serve(
             target.tokenizer,
             max_batch_size=queue.batch_size,
             max_queue=queue.max_queue,
-            options={"spec_method": method},
+            options={
+                "spec_method": method,
+                "prefix_cache": PrefixCache(round(queue.prefix_cache_size * 1e9)),
+                "prefill_chunk_size": queue.prefill_chunk_size,
+            },
         )
         app = build_app(engine, reader, api_keys=access.api_key or [])
         access.warn()

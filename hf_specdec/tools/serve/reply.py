@@ -182,6 +182,7 @@ class Reply:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": new,
             "total_tokens": self.prompt_tokens + new,
+            "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,

@@ -51,7 +51,8 @@ class RequestReader:
         draft_tokenizer: its own, where that is not the target's.
         max_new_tokens (`int`): of a request that does not say how many it wants.
         memory (`str`): what methods draft from next to the request's own text: `"request"` for nothing, `"key"` for
-            earlier requests of the same API key, `"shared"` for those of all.
+            earlier requests of the same API key, `"shared"` for those of all. With `"shared"`, prompts also begin with
+            the keys and values of all, else with those of the same API key.
         tool_parser (`str`, *optional*): how the model writes tool calls, see `ChatFormat.of`.
         chat_format (`ChatFormat`): of its answers.
     """
@@ -83,6 +84,7 @@ class RequestReader:
         ids = self._token_ids(request)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
         inputs["max_new_tokens"] = self._limit(request, len(ids))
+        inputs["cache_salt"] = None if self.memory == "shared" else api_key
         inputs |= request.sampling() | self._method(request, api_key)
         self._check_tokens("logit_bias", request.logit_bias or {}, "invalid_value")
         if request.presence_penalty or request.frequency_penalty:
