@@ -77,8 +77,8 @@ class QueueOptions:
         float,
         typer.Option(
             min=0,
-            help="Gigabytes of keys and values of earlier texts to keep for prompts that begin alike, of the same key or, "
-            "with --memory shared, of all clients. bf16 and fp16 on CPUs need --prefill-chunk-size.",
+            help="Gigabytes of keys and values of earlier texts to keep for prompts that begin alike, of the same key, "
+            "or with --memory shared, of all clients. bf16 and fp16 on CPUs need --prefill-chunk-size.",
         ),
     ] = 1.0
     prefill_chunk_size: Annotated[
