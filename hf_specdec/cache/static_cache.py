@@ -59,12 +59,25 @@ class StaticWriteIndex:
         length (`Tensor`): a scalar, tokens of the longest row.
     """
 
-    def __init__(self, rows: torch.Tensor, columns: torch.Tensor, length: torch.Tensor) -> None:
-        self.rows, self.columns, self.length = rows, columns, length
-        for tensor in (rows, columns, length):
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.rows = self.columns = torch.arange(batch, device=device)[:, None]
+        self.length = torch.zeros((), dtype=torch.long, device=device)
+        self._columns: dict[int, torch.Tensor] = {}  # by width
+        for tensor in (self.rows, self.length):
             mark_static_address(tensor)
-        if columns.shape[1] > 1:
-            mark_dynamic(columns, 1)
+
+    def set(self, columns: torch.Tensor, length: int) -> None:
+        """Take the next positions, `columns` being `(batch, width)` of the host."""
+        self.length.fill_(length)
+        width, device = columns.shape[1], self.rows.device
+        if (own := self._columns.get(width)) is not None:
+            own.copy_(columns, non_blocking=is_staged(device))
+        else:
+            own = self._columns[width] = columns.to(device, copy=True)
+            mark_static_address(own)
+            if width > 1:
+                mark_dynamic(own, 1)
+        self.columns = own
 
 
 class StaticSpecLayer(SpecLayer):
@@ -162,8 +175,8 @@ class StaticSpecCache(SpecCache):
 
     def __init__(self, layers: list[Any], *, reserve: int) -> None:
         super().__init__(layers, reserve=reserve)
-        self._indices: dict[tuple[int, torch.device], StaticWriteIndex] = {}  # by width
-        self._shared: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # rows and length of all widths
+        self._indices: dict[torch.device, StaticWriteIndex] = {}
+        self._room = 0  # columns that all layers have, where each writes as its index says
 
     @property
     def is_compileable(self) -> bool:
@@ -205,7 +218,7 @@ class StaticSpecCache(SpecCache):
             block.zero_()  # what a mask hides has to be finite
         for layer in self._static_layers:
             layer.empty()
-        self.lengths = ()
+        self.lengths, self._room = (), 0
 
     @property
     def _static_layers(self) -> list[StaticSpecLayer]:
@@ -227,24 +240,22 @@ class StaticSpecCache(SpecCache):
 
         Shapes follow from `width` alone unless the buffers are too small.
         """
-        layers = self._static_layers
         columns = torch.from_numpy(np.array(self.lengths)[:, None] + np.arange(written, written + width))
-        longest = max(self.lengths)
-        for device in dict.fromkeys(layer.keys.device for layer in layers):
-            if device not in self._shared:
-                rows = torch.arange(len(self.lengths), device=device)[:, None]
-                self._shared[device] = (rows, torch.zeros((), dtype=torch.long, device=device))
-            rows, length = self._shared[device]
-            length.fill_(longest + written)
-            if (width, device) in self._indices:
-                self._indices[width, device].columns.copy_(columns, non_blocking=is_staged(device))
-            else:
-                self._indices[width, device] = StaticWriteIndex(rows, columns.to(device, copy=True), length)
-        for layer in layers:
-            layer.set_index(self._indices[width, layer.keys.device], longest + written + width)
+        first = max(self.lengths) + written
+        index = getattr(self._written[0], "static_index", None)  # of another cache where this one is a part of that
+        if first + width > self._room or index not in self._indices.values():
+            layers = self._static_layers
+            for device in {layer.keys.device for layer in layers} - self._indices.keys():
+                self._indices[device] = StaticWriteIndex(len(self.lengths), device)
+            for layer in layers:
+                layer.set_index(self._indices[layer.keys.device], first + width)
+            self._room = min(int(layer.keys.shape[-2]) for layer in layers)
+        for index in self._indices.values():
+            index.set(columns, first)
 
     def unplace(self) -> None:
         """Let forwards of any width write after each row's text, as before `place`; nothing is uncommitted."""
+        self._room = 0
         for layer in self._static_layers:
             layer.clear_index()
 
@@ -252,7 +263,7 @@ class StaticSpecCache(SpecCache):
         """Keep only the rows with these indices, in this order, in buffers for as many."""
         super().select(rows)
         self.unplace()
-        self._indices, self._shared = {}, {}
+        self._indices = {}
 
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""

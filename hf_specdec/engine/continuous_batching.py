@@ -66,6 +66,7 @@ class ContinuousBatching:
             while True:
                 yield from self._fill(queue)
                 if self._batch is None:
+                    self._steps.finish()
                     self.rank_sync.finish()
                     return
                 self._steps.run(self._batch)

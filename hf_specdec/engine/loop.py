@@ -49,6 +49,7 @@ class SpecLoop:
                 self._steps.run(self.batch)
             while self.shows and any(len(sequence.text) < self.length for sequence in self.sequences):
                 self._steps.run(self.batch)
+            self._steps.finish()
             self.rank_sync.finish()
             for sequence in self.sequences:
                 sequence.pad(self.length, self.batch.limits.pad_token_id)

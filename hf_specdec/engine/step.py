@@ -4,6 +4,7 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class StepRunner:
         self.on_token: OnToken | None = None
         self._observer_seconds = self._compile_seconds = 0.0
         self._draws: contextlib.AbstractContextManager[None] | None = None  # of observers
+        self._unlearned: Callable[[], None] | None = None  # the last step's costs
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
@@ -102,6 +104,12 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         self._record(batch, trees, results, num_live, seconds, budget)
+
+    def finish(self) -> None:
+        """Correct the budget by the last step: while the device computes the next one, or after the last."""
+        if (learn := self._unlearned) is not None:
+            self._unlearned = None
+            learn()
 
     def _prefill(self, batch: Batch) -> None:
         batch.target.prefill()
@@ -148,6 +156,7 @@ class StepRunner:
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         """Runs the target's forward over each tree's nodes."""
         batch.target.forward(trees)
+        self.finish()
         logits = batch.read(trees, begins_next=self.pipelines)
         return [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
 
@@ -193,7 +202,7 @@ class StepRunner:
         seconds: _Seconds,
         budget: Budget | None,
     ) -> None:
-        """Count the step, correct the budget, show it to the observer."""
+        """Count the step, keep its costs for the budget, show it to the observer."""
         self.stats.draft_seconds += seconds.draft
         self.stats.verify_seconds += seconds.verify
         self.stats.commit_seconds += seconds.commit
@@ -208,7 +217,8 @@ class StepRunner:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
         if budget is not None and before == self._compile_seconds:  # a step that compiles tells nothing of costs
-            budget.record(
+            self._unlearned = functools.partial(
+                budget.record,
                 trees,
                 num_live,
                 num_tokens=sum(len(result.tokens) for result in results),

@@ -251,13 +251,16 @@ def test_a_kept_cache_follows_a_model_that_was_moved() -> None:
 
 def test_the_places_to_write_share_what_does_not_depend_on_the_width() -> None:
     cache = a_cache(rows=2)
-    first = cache.layers[0].static_index
+    index = cache.layers[0].static_index
+    assert index is not None
+    narrow, length = index.columns, index.length
     cache.place(3, written=2)
-    second = cache.layers[0].static_index
-    assert first is not None and second is not None
-    assert second.columns.tolist() == [[7, 8, 9], [7, 8, 9]]
-    assert first.length is second.length
-    assert int(second.length) == 7
+    assert cache.layers[0].static_index is index
+    assert index.columns.tolist() == [[7, 8, 9], [7, 8, 9]]
+    assert index.length is length
+    assert int(length) == 7
+    cache.place(narrow.shape[1])
+    assert index.columns is narrow
 
 
 def test_buffers_of_a_layer_have_storages_of_their_own_and_one_block_of_memory() -> None:

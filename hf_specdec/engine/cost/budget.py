@@ -234,11 +234,19 @@ class Budget:
         margin = BATCH_MARGIN if num_live > 1 else 1.0
         time_value = margin * self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
-        alone = time_value * curve.ratio(self._width_of(max(1 + extra, least), num_rows))
         best, best_value, value = 1, 0.0, 0.0
-        for size in range(2, largest + 1):
+        width, lost, alone = (
+            0,
+            0.0,
+            0.0,
+        )  # of the forward that holds a size; of its time the tokens, and those of size 1
+        for size in range(1, largest + 1):
+            if size + extra > width:
+                width = self._width_of(max(size + extra, least), num_rows)
+                lost = time_value * curve.ratio(width)
+                alone = alone or lost
             value += gains[size]
-            gain = value - time_value * curve.ratio(self._width_of(max(size + extra, least), num_rows)) + alone
+            gain = value - lost + alone
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value
