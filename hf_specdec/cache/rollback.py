@@ -88,7 +88,8 @@ def rollback_cache(
         static = kept if is_usable else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
         return _AttentionRollback(cache, static, lockstep)
-    if isinstance(inner, compat.Cache) and (not isinstance(inner, compat.DynamicCache) or inner.offloading):
+    is_known = isinstance(inner, compat.DynamicCache | compat.StaticCache)
+    if isinstance(inner, compat.Cache) and (not is_known or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
     return _AttentionRollback(cache, spec, lockstep) if spec is not None else _Unknown(cache)

@@ -20,11 +20,22 @@ from hf_specdec.compat import (
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    StaticCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
 )
 
 ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
-BOTH = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+STATIC = (StaticLayer, StaticSlidingWindowLayer)
+BOTH = (
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,8 @@ class SpecCache(Cache):
     @staticmethod
     def takes(cache: Cache, *, records: bool = False) -> bool:
         """Returns whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
-        known = (DummyLayer, *ATTENTION, *((LinearAttentionLayer, *BOTH) if records else ()))
-        is_plain = type(cache) is DynamicCache and not cache.offloading
+        known = (DummyLayer, *ATTENTION, *((LinearAttentionLayer, *BOTH, *STATIC) if records else ()))
+        is_plain = type(cache) in (DynamicCache, StaticCache) and not cache.offloading
         return is_plain and all(type(layer) in known for layer in cache.layers)
 
     @classmethod
@@ -109,7 +120,7 @@ class SpecCache(Cache):
         """A cache with the same content and structure, or `None` where a layer is not plain attention.
 
         Args:
-            cache: a `DynamicCache`, empty or not; it is left as it is.
+            cache: a `DynamicCache`, or a `StaticCache` with states, empty or not; it is left as it is.
             reserve (`int`): tokens to allocate room for at once.
             left_out: layers that stay the cache's own, since they hold nothing of the text.
             records: whether forwards are recorded where layers have states.
@@ -127,12 +138,13 @@ class SpecCache(Cache):
                 continue
             settings: dict[str, Any] = {
                 "reserve": reserve,
-                "is_sliding": isinstance(layer, DynamicSlidingWindowLayer),
+                "is_sliding": isinstance(layer, DynamicSlidingWindowLayer | StaticSlidingWindowLayer),
                 "blocks": blocks,
             }
             spec = StateAttentionLayer.of(layer, **settings) if type(layer) in BOTH else SpecLayer(**settings)
-            if layer.is_initialized and layer.get_seq_length():
-                spec.load(layer.keys, layer.values, layer.get_seq_length())
+            if layer.is_initialized and (length := int(layer.get_seq_length())):
+                kept = slice(min(length, layer.max_cache_len) if isinstance(layer, StaticLayer) else None)
+                spec.load(layer.keys[:, :, kept], layer.values[:, :, kept], length)
             layers.append(spec)
         return cls(layers, reserve=reserve)
 
@@ -288,8 +300,22 @@ class SpecCache(Cache):
             keys, values = own.content()
             if not layer.is_initialized:
                 layer.lazy_initialization(keys, values)
+            if isinstance(layer, StaticLayer):
+                _fill(layer, keys, values)
+                continue
             if isinstance(layer, DynamicSlidingWindowLayer):
                 window = slice(max(keys.shape[-2] - layer.sliding_window + 1, 0), None)
                 keys, values = keys[:, :, window], values[:, :, window]
                 layer.cumulative_length = min(own.lengths)
             layer.keys, layer.values = keys.clone(), values.clone()
+
+
+def _fill(layer: StaticLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Write a text's columns into a static layer's buffers, the last ones where it has a window."""
+    length = keys.shape[-2]
+    kept = min(length, layer.max_cache_len)
+    layer.keys[:, :, :kept] = keys[:, :, length - kept :]
+    layer.values[:, :, :kept] = values[:, :, length - kept :]
+    layer.cumulative_length.fill_(kept)  # in a sliding layer it stops where the window is full
+    if isinstance(layer, StaticSlidingWindowLayer):
+        layer.cumulative_length_int = length

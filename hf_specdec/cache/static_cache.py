@@ -19,7 +19,6 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.common.transfer import is_staged
 from hf_specdec.compat import (
     VALUES_KEEP_DTYPE,
-    Cache,
     DummyLayer,
     StaticCache,
     StaticLayer,
@@ -264,19 +263,3 @@ class StaticSpecCache(SpecCache):
         super().select(rows)
         self.unplace()
         self._indices = {}
-
-    def export(self, cache: Cache) -> None:
-        """Put the text's columns where plain generation would have left them, as far as all rows have them."""
-        for own, layer in zip(self.layers, cache.layers, strict=True):
-            if not isinstance(own, SpecLayer) or not own.is_initialized:
-                continue
-            keys, values = own.content()
-            if not layer.is_initialized:
-                layer.lazy_initialization(keys, values)
-            length = keys.shape[-2]
-            kept = min(length, layer.max_cache_len)
-            layer.keys[:, :, :kept] = keys[:, :, length - kept :]
-            layer.values[:, :, :kept] = values[:, :, length - kept :]
-            layer.cumulative_length.fill_(kept)  # in a sliding layer it stops where the window is full
-            if isinstance(layer, StaticSlidingWindowLayer):
-                layer.cumulative_length_int = length

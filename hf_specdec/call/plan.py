@@ -12,7 +12,13 @@ from hf_specdec.call.rules.length import scaled_trees
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.engine.cost.cost_facts import other_threads
-from hf_specdec.engine.static_shapes import compile_settings, reason_against_compiling, reason_against_head, shapes_of
+from hf_specdec.engine.static_shapes import (
+    compile_settings,
+    holds_states,
+    reason_against_compiling,
+    reason_against_head,
+    shapes_of,
+)
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
 from hf_specdec.methods.common.draft_head import DraftHead
 
@@ -139,7 +145,7 @@ def _cache(facts: Facts) -> str:
 
 def _shapes(facts: Facts, request: Request) -> dict[str, Any]:
     """Shapes of the forwards over a static cache, and whether they are compiled."""
-    if not facts.has_static_cache:
+    if not facts.has_static_cache or holds_states(facts.cache):
         return {}
     widths, capacity = shapes_of(facts.call, 1 + request.budget + request.extra_columns)
     found: dict[str, Any] = {"widths": widths, "capacity": capacity, "is_compiled": False}

@@ -15,6 +15,8 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
     LinearAttentionLayer,
     QuantizedCache,
     StaticCache,

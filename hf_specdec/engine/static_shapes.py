@@ -42,6 +42,11 @@ def reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str
     return f"its static cache holds more than keys and values ({strange[0]})" if strange else None
 
 
+def holds_states(cache: Any) -> bool:
+    """True for a static cache with states of layers, which are recorded over a cache without fixed shapes."""
+    return any(isinstance(layer, compat.LinearAttentionLayer) for layer in cache.layers)
+
+
 def shapes_of(call: Call, width: int) -> tuple[tuple[int, ...], int]:
     """Widths of the forwards and columns of the buffers of a call over a static cache.
 

@@ -3,7 +3,7 @@
 from hf_specdec import compat
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.engine.static_shapes import longest_cache, reason_against_buffers
+from hf_specdec.engine.static_shapes import compile_settings, holds_states, longest_cache, reason_against_buffers
 from hf_specdec.errors import ConfigError
 
 
@@ -31,6 +31,10 @@ def static_cache(facts: Facts, request: Request) -> str | None:
         return "its static cache holds an image's keys and values among the text's"
     if compat.given_states(facts.model, facts.kwargs):
         return "self- and cross-attention share its static cache"
+    if facts.tier == "tree" and holds_states(facts.cache):
+        if compile_settings(facts.call) is not None:
+            return "plain generation compiles its forwards over a static cache, and no compiled one records states"
+        return None
     return reason_against_buffers(facts.model, facts.tier, facts.cache)
 
 
@@ -51,7 +55,7 @@ def check_given_cache(facts: Facts, request: Request) -> None:
         return
     needed = longest_cache(facts.call)
     for layer, full in zip(inner.layers, compat.unbounded_layers(inner, facts.model), strict=True):
-        if type(layer) is not compat.DummyLayer and layer.max_cache_len < min(full.max_cache_len, needed):
+        if isinstance(layer, compat.StaticLayer) and layer.max_cache_len < min(full.max_cache_len, needed):
             raise ConfigError(
                 compat.CACHE,
                 f"must have a max_cache_len of at least {needed} for a text of that length with spec_method",
