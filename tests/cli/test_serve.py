@@ -121,6 +121,22 @@ def test_a_memory_that_no_key_could_have_is_refused(run: Run, words: tuple[str, 
     assert told in " ".join(result.stderr.split())
 
 
+def test_limits_and_the_format_of_calls_reach_the_server(
+    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_specdec.tools.serve import app
+
+    monkeypatch.setattr(app, "build_app", lambda engine, reader, api_keys: reader)
+    words = ("--max-body", "9", "--max-prompt-tokens", "8", "--max-tokens", "7", "--request-timeout", "6.5")
+    assert run("serve", *words, "--tool-parser", "mistral").exit_code == 0
+    limits = served["app"].limits
+    assert (limits.max_body, limits.max_prompt_tokens, limits.max_tokens, limits.request_timeout) == (9, 8, 7, 6.5)
+    assert "[TOOL_CALLS" in str(served["app"].chat_format.template).replace("\\", "")
+    result = run("serve", "--tool-parser", "mistrall")
+    assert result.exit_code == 2
+    assert "Did you mean 'mistral'" in " ".join(result.stderr.split())
+
+
 def test_without_the_extra_the_install_line_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = run("serve")

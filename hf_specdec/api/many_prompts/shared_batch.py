@@ -49,6 +49,16 @@ class SharedBatch:
         self._thread = threading.Thread(target=self._run, name="hf-specdec-batch", daemon=True)
         self._thread.start()
 
+    @property
+    def num_running(self) -> int:
+        """Prompts that are being decoded."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that wait for a place."""
+        return len(self._waiting)
+
     def submit(self, prompt: Any) -> Future[ManyResult]:
         """Queue a prompt, in any form that `generate_many` takes.
 

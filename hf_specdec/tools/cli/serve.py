@@ -1,6 +1,7 @@
 """`hf-specdec serve`: an OpenAI-compatible server."""
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -97,12 +98,41 @@ class QueueOptions:
             raise ConfigError("--spec-memory", "must come with --memory shared", str(file), remedy)
 
 
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Limits of one request, and the log."""
+
+    max_body: Annotated[int, typer.Option(min=1, help="Most bytes of a body; larger ones get status 413.")] = 10_000_000
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a prompt. Default: as many as the model has positions.")
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most new tokens that a request may ask for. Default: likewise.")
+    ] = None
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds that a request may take, waiting too; then it ends with status 504."),
+    ] = None
+    log_requests: Annotated[
+        bool, typer.Option("--log-requests", help="Write a line of JSON to stderr for each request.")
+    ] = False
+
+    def start_log(self) -> None:
+        """Write the requests' log where it is asked for."""
+        if self.log_requests:
+            logger = logging.getLogger("hf_specdec.requests")
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
+            logger.handlers = [logging.StreamHandler()]
+
+
 @spread
 def serve(
     *,
     model: options.ModelPath = None,
     access: AccessOptions,
     queue: QueueOptions,
+    limits: LimitOptions,
     spec_memory: options.SpecMemoryFile = None,
     choice: MethodOptions,
     dtype: options.Dtype = "auto",
@@ -115,6 +145,7 @@ def serve(
     import_extra("uvicorn", "serve", "The server")
     from hf_specdec.tools.serve.app import build_app  # needs the extra
     from hf_specdec.tools.serve.engine import ServingEngine
+    from hf_specdec.tools.serve.limits import ServerLimits
     from hf_specdec.tools.serve.requests import RequestReader
     from hf_specdec.tools.serve.server import EndingServer
 
@@ -136,6 +167,7 @@ def serve(
         reserved=config if choice.has_config else None,
         draft_model=how.get("assistant_model"),
         draft_tokenizer=how.get("assistant_tokenizer"),
+        limits=ServerLimits(limits.max_body, limits.max_prompt_tokens, limits.max_tokens, limits.request_timeout),
         tool_parser=access.tool_parser,
         memory=queue.memory,  # type: ignore[arg-type]  # checked above
     )
@@ -153,6 +185,7 @@ def serve(
         )
         app = build_app(engine, reader, api_keys=access.api_key or [])
         access.warn()
+        limits.start_log()
         host = f"[{access.host}]" if ":" in access.host else access.host
         note(f"serving {name} on http://{host}:{listening.getsockname()[1]}/v1", "dim")
         server = EndingServer(app, engine, seconds=access.shutdown_timeout, log_level="warning")

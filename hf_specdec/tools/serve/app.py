@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 from hf_specdec.errors import MissingExtraError, QueueFullError, shown
 from hf_specdec.tools.serve.access import Access
-from hf_specdec.tools.serve.engine import Answer, ServingEngine
+from hf_specdec.tools.serve.engine import Answer, NewTokens, ServingEngine
+from hf_specdec.tools.serve.metrics import Metrics, RequestTimes
 from hf_specdec.tools.serve.requests import RequestError, RequestReader
 from hf_specdec.tools.serve.text_stream import TextStream
 
 try:
     from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse, Response, StreamingResponse
+    from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from pydantic import ValidationError
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
@@ -28,7 +29,7 @@ except ImportError as error:
     raise MissingExtraError("fastapi", "serve", "The server") from error
 
 
-ROUTES = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models and GET /health"
+ROUTES = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health and GET /metrics"
 READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
 logger = logging.getLogger("hf_specdec")
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -46,14 +47,17 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
         yield
         await asyncio.to_thread(engine.close)
 
+    metrics = Metrics(reader.name)
+
     app = FastAPI(title="hf_specdec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    server = _Server(engine, reader)
+    server = _Server(engine, reader, metrics)
     model = {"id": reader.name, "object": "model", "created": int(time.time()), "owned_by": "hf_specdec"}
 
-    app.add_middleware(Access, api_keys=api_keys, refuse=_refused)
+    app.add_middleware(Access, api_keys=api_keys, refuse=_refused, metrics=metrics)
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
+        request.state.told["error"] = error.message
         return _refused(error)
 
     @app.exception_handler(404)
@@ -63,8 +67,14 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
         return JSONResponse({"error": described}, status_code=error.status_code, headers=error.headers)
 
     @app.api_route("/health", methods=READING)
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> JSONResponse:
+        return JSONResponse({"status": "ending"}, 503) if engine.is_ending else JSONResponse({"status": "ok"})
+
+    @app.api_route("/metrics", methods=READING)
+    async def all_metrics() -> PlainTextResponse:
+        running, waiting = engine.num_running, engine.num_waiting
+        text = metrics.text(num_requests_running=running, num_requests_waiting=waiting)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.api_route("/v1/models", methods=READING)
     async def models() -> dict[str, Any]:
@@ -77,11 +87,11 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await server.answer(request, await _body(request, ChatRequest))
+        return await server.answer(request, await server.body(request, ChatRequest))
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await server.answer(request, await _body(request, CompletionRequest))
+        return await server.answer(request, await server.body(request, CompletionRequest))
 
     return app
 
@@ -90,20 +100,6 @@ def _not_served(request: Request, status: int) -> RequestError:
     """Error for a path or a method that is not served."""
     message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
     return RequestError(status, message, "unknown_url")
-
-
-async def _body(request: Request, kind: type[Body]) -> Body:
-    """The checked body.
-
-    Raises:
-        RequestError: it is no JSON, a field is wrong or unknown, or the client has hung up.
-    """
-    try:
-        return kind.model_validate_json(await request.body())
-    except ClientDisconnect as error:
-        raise RequestError(499, "the client has hung up", "client_closed_request") from error
-    except ValidationError as error:
-        raise _wrong_field(error) from error
 
 
 def _wrong_field(error: ValidationError) -> RequestError:
@@ -125,29 +121,57 @@ def _wrong_field(error: ValidationError) -> RequestError:
 class _Server:
     """Answers checked requests."""
 
-    def __init__(self, engine: ServingEngine, reader: RequestReader) -> None:
-        self.engine, self.reader = engine, reader
+    def __init__(self, engine: ServingEngine, reader: RequestReader, metrics: Metrics) -> None:
+        self.engine, self.reader, self.metrics = engine, reader, metrics
+
+    async def body(self, request: Request, kind: type[Body]) -> Body:
+        """The checked body.
+
+        Raises:
+            RequestError: it is too large or no JSON, a field is wrong or unknown, the server ends, or the client has
+                hung up.
+        """
+        if self.engine.is_ending:
+            raise RequestError(503, "the server ends", "server_shutdown")
+        found, most = bytearray(), self.reader.limits.max_body
+        try:
+            async for part in request.stream():
+                found += part
+                if len(found) > most:
+                    message = f"the body must have at most {most:,} bytes (--max-body)"
+                    raise RequestError(413, message, "request_too_large")
+            return kind.model_validate_json(bytes(found))
+        except ClientDisconnect as error:
+            raise RequestError(499, "the client has hung up", "client_closed_request") from error
+        except ValidationError as error:
+            raise _wrong_field(error) from error
 
     def _read(self, body: GenerationRequest, api_key: str | None) -> list[dict[str, Any]]:
         """Inputs for the engine. Stop strings are compared with the whole vocabulary, which may take seconds."""
-        return self.reader.each_text(body, self.engine.prepared(self.reader.read(body, api_key)))
+        inputs = {**self.reader.read(body, api_key), "spec_observer": self.metrics.add_step}
+        return self.reader.each_text(body, self.engine.prepared(inputs))
 
     async def answer(self, request: Request, body: GenerationRequest) -> Response:
         texts = await asyncio.to_thread(self._read, body, request.state.api_key)
         reply = self._reply(body, texts)
+        request.state.told.update(prompt_tokens=reply.prompt_tokens, model=body.model, stream=bool(body.stream))
         try:
             answer = self.engine.submit(texts, asyncio.get_running_loop())
         except QueueFullError as error:
             message = f"the server is busy: {error}"
             raise RequestError(429, message, "rate_limit_exceeded") from error
+        self.metrics.add("prompt_tokens", reply.prompt_tokens)
+        if (seconds := self.reader.limits.request_timeout) is not None:
+            message = f"the answer took more than {seconds:g} seconds (--request-timeout)"
+            answer.end_after(seconds, RequestError(504, message, "request_timeout"))
+        times = RequestTimes(self.metrics, request.state.told, request.state.started)
+        pieces = _timed(answer, reply, times)
         if body.stream:
-            return _EventStream(answer, _events(answer, reply))
+            return _EventStream(answer, _events(answer, reply, pieces, times))
         watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
         try:
-            async for index, new in answer:
+            async for index, new in pieces:
                 reply.choices[index].push(new)
-                if reply.choices[index].parser.is_complete:
-                    answer.end_text(index)
         except Exception as error:
             raise _refusal(error) from error
         finally:
@@ -186,22 +210,40 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     answer.cancel()
 
 
-async def _events(answer: Answer, reply: Reply) -> AsyncIterator[str]:
+Pieces = AsyncIterator[tuple[int, NewTokens | None]]
+
+
+async def _timed(answer: Answer, reply: Reply, times: RequestTimes) -> Pieces:
+    """The answer's pieces, counted; a text that has as many calls as it may ends."""
+    async for index, new in answer:
+        if new is not None:
+            times.add_tokens(index, len(new.token_ids))
+        yield index, new
+        choice = reply.choices[index]
+        if new is None:
+            result = answer.result(index)
+            reason = choice.finish_reason(result, reply.max_new_tokens)
+            times.end_text(index, result.stats, len(result.token_ids), reason)
+        elif choice.parser.is_complete:
+            answer.end_text(index)
+
+
+async def _events(answer: Answer, reply: Reply, pieces: Pieces, times: RequestTimes) -> AsyncIterator[str]:
     """Server-sent events."""
     try:
         for choice in reply.choices:
             yield reply.first_event(choice.index)
-        async for index, new in answer:
+        async for index, new in pieces:
             event = reply.last_event(index, answer.result(index)) if new is None else reply.event(index, new)
             if event:
                 yield event
-            if reply.choices[index].parser.is_complete:
-                answer.end_text(index)
         if reply.includes_usage:
             yield reply.usage_event(answer.results)
         yield "data: [DONE]\n\n"
     except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
-        yield f"data: {json.dumps({'error': _described(_refusal(error))})}\n\n"
+        refusal = _refusal(error)
+        times.told["error"] = refusal.message
+        yield f"data: {json.dumps({'error': _described(refusal)})}\n\n"
 
 
 def _refusal(error: Exception) -> RequestError:
@@ -216,11 +258,11 @@ def _refusal(error: Exception) -> RequestError:
 
 
 def _refused(error: RequestError) -> JSONResponse:
-    headers = {"retry-after": "1"} if error.status in (429, 503) else None
-    return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers)
+    headers = {429: {"retry-after": "1"}, 503: {"retry-after": "1"}, 504: {"x-should-retry": "false"}}
+    return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers.get(error.status))
 
 
 def _described(error: RequestError) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-    kind = kinds.get(error.status, "invalid_request_error")
+    kinds = {429: "rate_limit_error"}
+    kind = kinds.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"message": error.message, "type": kind, "param": error.param, "code": error.code}

@@ -37,6 +37,11 @@ class Answer:
         self._ended: set[int] = set()
         self._cancelled = threading.Event()
         self._error: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end_after(self, seconds: float, error: Exception) -> None:
+        """Cancel it with an error if it takes longer."""
+        self._timer = self._loop.call_later(seconds, self.cancel, error)
 
     def cancel(self, error: Exception | None = None) -> None:
         """The answer is not wanted any more: its places are free, in the batch after the next token.
@@ -46,6 +51,8 @@ class Answer:
         """
         self._error = self._error or error
         self._cancelled.set()
+        if self._timer is not None:
+            self._timer.cancel()
         for future in self.futures:
             future.cancel()
 
@@ -134,6 +141,9 @@ class ServingEngine:
     Args:
         max_queue (`int`, *optional*): most requests that wait for a place; by default there is no bound.
         options: arguments of `generate_many` for all requests; a request may have others.
+
+    Attributes:
+        is_ending (`bool`): whether no further requests should be submitted.
     """
 
     def __init__(
@@ -149,6 +159,22 @@ class ServingEngine:
         self._batch = SharedBatch(model, max_queue=max_queue, **arguments)
         self._tokenizer = tokenizer
         self._open: set[Answer] = set()
+        self.is_ending = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Returns whether answers are open."""
+        return bool(self._open)
+
+    @property
+    def num_running(self) -> int:
+        """Texts that are being decoded."""
+        return self._batch.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Texts that wait for a place."""
+        return self._batch.num_waiting
 
     def prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """A request with what ends it at its `stop_strings`, which takes longer the more tokens there are."""

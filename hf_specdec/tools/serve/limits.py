@@ -1,6 +1,7 @@
 """Limits of a request's configuration on a server."""
 
 import dataclasses
+from dataclasses import dataclass
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
@@ -8,6 +9,22 @@ from hf_specdec.methods.common.config import SpecConfig
 STEP_BUDGET = 128  # most tokens a step of one request computes, where the server reserves nothing for its method
 MEMORY_BOUNDS = ("max_pool_tokens", "max_recycled", "max_keys")  # a lower one would cut what all requests share
 OF_THE_SERVER = ("engine", "costs", *MEMORY_BOUNDS)  # next to device lists
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Most that a request may ask for.
+
+    Attributes:
+        max_body (`int`): bytes of its body.
+        max_prompt_tokens, max_tokens (`int`, *optional*): of its prompt, and of its answer.
+        request_timeout (`float`, *optional*): seconds that it may take, waiting too.
+    """
+
+    max_body: int = 10_000_000
+    max_prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    request_timeout: float | None = None
 
 
 def check_request(config: SpecConfig, reserved: SpecConfig | None) -> None:

@@ -19,7 +19,7 @@ from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.answer_grammars import answer_grammar
 from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat, ChatParser
-from hf_specdec.tools.serve.limits import check_request
+from hf_specdec.tools.serve.limits import ServerLimits, check_request
 from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -53,6 +53,7 @@ class RequestReader:
         memory (`str`): what methods draft from next to the request's own text: `"request"` for nothing, `"key"` for
             earlier requests of the same API key, `"shared"` for those of all. With `"shared"`, prompts also begin with
             the keys and values of all, else with those of the same API key.
+        limits (`ServerLimits`): the most that a request may ask for.
         tool_parser (`str`, *optional*): how the model writes tool calls, see `ChatFormat.of`.
         chat_format (`ChatFormat`): of its answers.
     """
@@ -67,6 +68,7 @@ class RequestReader:
     draft_model: Any = None
     draft_tokenizer: Any = None
     memory: Memory = "request"
+    limits: ServerLimits = field(default_factory=ServerLimits)
     tool_parser: str | None = None
     chat_format: ChatFormat = field(init=False)
     _method_states: dict[str, MethodState] = field(default_factory=dict)  # by API key
@@ -202,13 +204,20 @@ class RequestReader:
         """New tokens that the model has positions for."""
         positions = compat.max_positions(self.model.config)
         wanted = request.limit
+        for found, most, name, option in (
+            (length, self.limits.max_prompt_tokens, "prompt", "--max-prompt-tokens"),
+            (wanted, self.limits.max_tokens, request.limit_field, "--max-tokens"),
+        ):
+            if most is not None and (found or 0) > most:
+                message = f"{name}: must be at most {counted(most, 'token')} on this server ({option}), but is {found}"
+                raise RequestError(400, message, "invalid_value", name)
         room = None if positions is None else positions - length
         if room is not None and (room < 1 or (wanted is not None and wanted > room)):
             asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
             message = f"the model has {positions} positions, but the request needs more: {asked}"
             field = "prompt" if room < 1 or request.limit is None else request.limit_field
             raise RequestError(400, message, "context_length_exceeded", field)
-        wanted = self.max_new_tokens if wanted is None else wanted
+        wanted = min(self.max_new_tokens, self.limits.max_tokens or self.max_new_tokens) if wanted is None else wanted
         return wanted if room is None else min(wanted, room)
 
     def _method(self, request: GenerationRequest, api_key: str | None) -> dict[str, Any]:

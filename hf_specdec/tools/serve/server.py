@@ -1,6 +1,7 @@
 """The server's process: it listens until it is told to end, and then gives open answers their time."""
 
 import asyncio
+import time
 from typing import Any
 
 import uvicorn
@@ -12,7 +13,7 @@ SECONDS_TO_TELL = 2  # after the open answers' time, before connections are cut
 
 
 class EndingServer(uvicorn.Server):
-    """Ends answers that take too long once it is told to stop, so that each client gets an error of the API's form.
+    """Refuses new requests once it is told to stop, and ends answers that take too long with an error of the API.
 
     Args:
         app: an ASGI application.
@@ -22,14 +23,14 @@ class EndingServer(uvicorn.Server):
     """
 
     def __init__(self, app: Any, engine: ServingEngine, *, seconds: int, **settings: Any) -> None:
-        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=seconds + SECONDS_TO_TELL, **settings))
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=SECONDS_TO_TELL, **settings))
         self._engine, self._seconds = engine, seconds
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take no new requests, and wait for the open ones."""
-        ending = RequestError(503, "the server ends", "server_shutdown")
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._engine.end_answers, ending)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
+        """Wait for the open answers, refusing new requests, and take no connections any more."""
+        self._engine.is_ending, ending = True, RequestError(503, "the server ends", "server_shutdown")
+        last = time.monotonic() + self._seconds
+        while self._engine.is_busy and time.monotonic() < last and not self.force_exit:
+            await asyncio.sleep(0.05)
+        self._engine.end_answers(ending)
+        await super().shutdown(sockets)
