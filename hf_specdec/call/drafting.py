@@ -60,8 +60,7 @@ def _network_runner(
     """The runner of the call's draft network, and each row's text in its vocabulary where that is another one."""
     call = facts.call
     if (layers := request.config.drafting_layers) is not None:
-        finding = facts.found.early_exit(facts.model, layers)
-        return exit_runner_of(call, layers, finding, takes_trees=plan.way == "tree"), None
+        return exit_runner_of(call, layers, takes_trees=plan.way == "tree"), None
     network = facts.network(request)
     if network is None or not facts.drafts_with_network(request):
         return None, None

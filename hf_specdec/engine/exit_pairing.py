@@ -5,9 +5,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.engine.call import Call
-from hf_specdec.engine.model_state import state_of
-from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
-from hf_specdec.forward.capabilities.probe_exit import ExitFinding
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.networks.exit_runner import OWN_CACHE, ExitRunner
 from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
 
@@ -53,20 +51,13 @@ def _keeps_keys_alone(model: PreTrainedModel) -> bool:
     return cache is not None and SpecCache.adopt(cache) is not None
 
 
-def exit_runner_of(call: Call, layers: int, finding: ExitFinding, *, takes_trees: bool) -> ExitRunner:
+def exit_runner_of(call: Call, layers: int, *, takes_trees: bool) -> ExitRunner:
     """The target's first layers, ready to draft for the call."""
-    model = call.model
-    if finding.recomputed is not None:
-        what = f"verify passes compute {counted(layers, 'layer')} again"
-        state_of(model).warn_once(f"{type(model).__name__}: {what}: {finding.recomputed}")
-    config = call.generation_config
-    shows_layers = config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions)
     return ExitRunner(
-        model,
+        call.model,
         layers,
         num_rows=len(call.input_ids),
         takes_trees=takes_trees,
-        resumes=finding.recomputed is None and not shows_layers,
         device=call.input_ids.device,
         facts=call.facts,
     )

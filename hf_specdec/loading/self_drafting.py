@@ -10,14 +10,13 @@ of layers, and the configuration. Knows nothing of drafting. A model trained to 
 
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api.enabled_model import become_plain
 from hf_specdec.engine.model_state import ATTRIBUTE
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.networks.layer_cut import cut_after, layers_of, path_to_layers
+from hf_specdec.forward.networks.layer_cut import first_layers, layers_of, path_to_layers
 from hf_specdec.methods.common.config import check_positive
 
 
@@ -46,11 +45,9 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
             "Pass a smaller model of the same kind as the draft."
         )
     path = path_to_layers(inner)
-    own = layers_of(inner, path)
-    check_positive("layers", layers, "A quarter of the model's layers is a start.", most=len(own) - 1)
-    first = torch.nn.ModuleList(list(own)[:layers])
-    first.training = own.training
-    draft = cut_after(inner, path, first)
+    most = len(layers_of(inner, path)) - 1
+    check_positive("layers", layers, "A quarter of the model's layers is a start.", most=most)
+    draft = first_layers(inner, layers, path)
     become_plain(draft)
     vars(draft).pop(ATTRIBUTE, None)  # the model's own; hooks of the shared layers stay, too
     return draft

@@ -58,7 +58,7 @@ def first_layers(facts: Facts, request: Request) -> None:
     if (layers := request.config.drafting_layers) is None:
         return
     check_exit(facts.call, layers)
-    if (refusal := facts.found.early_exit(facts.model, layers).refusal) is not None:
+    if (refusal := facts.found.exit_reason(facts.model, layers)) is not None:
         rule = f"must be unset for {type(facts.model).__name__}: after {counted(layers, 'layer')}, {refusal}"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
 

@@ -14,7 +14,7 @@ from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
 from hf_specdec.forward.capabilities.attention import reason_against_states, reason_against_weights
 from hf_specdec.forward.capabilities.probe import Capability, probe, untried
-from hf_specdec.forward.capabilities.probe_exit import ExitFinding, probe_exit
+from hf_specdec.forward.capabilities.probe_exit import probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.forward.capabilities.reference import module_tensors
@@ -82,12 +82,10 @@ class Found:
         find = functools.partial(reason_against_weights, model, self.capability.tier, encoder_kwargs or {})
         return self._probed(model, ("output_attentions",), find, str)
 
-    def early_exit(self, model: PreTrainedModel, layers: int) -> ExitFinding:
-        """Result of the probe of the model's first `layers` layers as its draft; probed at the first such call."""
+    def exit_reason(self, model: PreTrainedModel, layers: int) -> str | None:
+        """Reason why the first `layers` layers cannot draft for the model, or `None`; probed at the first such call."""
         find = functools.partial(probe_exit, model, layers, "tree" if self.capability.tier == "tree" else "chain")
-        return self._probed(
-            model, ("layers", layers), find, lambda error: ExitFinding(recomputed=f"it could not be tried: {error}")
-        )
+        return self._probed(model, ("layers", layers), find, lambda error: None)
 
     def _probed(
         self,

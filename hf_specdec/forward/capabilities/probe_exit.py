@@ -1,56 +1,34 @@
-"""Probes whether a model's first layers can draft over its own cache, and a verify pass go on from their states.
+"""Probes whether a model's first layers can draft over its own cache.
 
 Found by trying: two rounds of drafts and verify passes, against the same tokens one by one.
 """
 
-from dataclasses import dataclass
-
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.forward.capabilities.attempts import REFUSALS, Mismatch, sentence, tried
+from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
 from hf_specdec.forward.capabilities.probe import known_text, runner_of
 from hf_specdec.forward.capabilities.reference import tokens_of
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.target.model_runner import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class ExitFinding:
-    """Result of the probe for one number of layers.
+def probe_exit(model: PreTrainedModel, layers: int, tier: Tier) -> str | None:
+    """Reason why the first `layers` layers cannot draft for a model of this tier, or `None`.
 
-    Attributes:
-        refusal (`str | None`): why they cannot draft.
-        recomputed (`str | None`): why a verify pass computes them again.
+    Raises:
+        ProbeFailed: a fault that may pass; it says nothing of the model.
     """
-
-    refusal: str | None = None
-    recomputed: str | None = None
-
-
-def probe_exit(model: PreTrainedModel, layers: int, tier: Tier) -> ExitFinding:
-    """Try drafts of the first `layers` layers on a model of this tier."""
-    if compat.is_compiled(model):
-        return _without_resuming(model, layers, tier, "the model is compiled as a whole")
     try:
-        tried(lambda attempt: _try(model, layers, tier, attempt, resumes=True))
+        tried(lambda attempt: _try(model, layers, tier, attempt))
     except REFUSALS as error:
-        return _without_resuming(model, layers, tier, sentence(error))
-    return ExitFinding()
-
-
-def _without_resuming(model: PreTrainedModel, layers: int, tier: Tier, reason: str) -> ExitFinding:
-    try:
-        tried(lambda attempt: _try(model, layers, tier, attempt, resumes=False))
-    except REFUSALS as error:
-        return ExitFinding(refusal=sentence(error))
-    return ExitFinding(recomputed=reason)
+        return sentence(error)
+    return None
 
 
 @torch.no_grad()
-def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resumes: bool) -> None:
+def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int) -> None:
     """Two rounds; in the first of a tree, a branch next to the first one is accepted, so that columns move."""
     prompt, t = tokens_of(model, attempt)
     coming = [t[0], t[2], t[3], t[5], t[6]]
@@ -58,7 +36,7 @@ def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resum
     target, text = runner_of(model, {}, prompt, tier)
     target.prefill()
     device = target.input_ids.device
-    runner = ExitRunner(model, layers, num_rows=1, takes_trees=tier == "tree", resumes=resumes, device=device)
+    runner = ExitRunner(model, layers, num_rows=1, takes_trees=tier == "tree", device=device)
     runner.bind(target)
     text.append(t[0])
     builder = TreeBuilder(t[0])
@@ -77,5 +55,3 @@ def _try(model: PreTrainedModel, layers: int, tier: Tier, attempt: int, *, resum
     runner.score([DraftTree.chain(t[5])])
     rows = target.forward([DraftTree.chain(t[5], [t[6]])])[0]
     tolerance.check_logits(rows.float(), wanted.logits[0, 3:])
-    if runner.num_resumed != (2 if resumes else 0):
-        raise Mismatch("a verify pass did not go on from them")

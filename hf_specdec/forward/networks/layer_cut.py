@@ -1,4 +1,4 @@
-"""Copies of a model that share every weight with it and differ in a few modules: its first layers, and the others."""
+"""The first layers of a model: a copy that shares every weight with it and differs in a few modules."""
 
 import copy
 import functools
@@ -44,6 +44,22 @@ def layers_of(model: PreTrainedModel, path: str) -> torch.nn.ModuleList:
     layers = model.get_submodule(path)
     assert isinstance(layers, torch.nn.ModuleList)
     return layers
+
+
+def first_layers(model: PreTrainedModel, layers: int, path: str | None = None) -> PreTrainedModel:
+    """The first `layers` layers of a model with its own norm and head; they share every weight with it.
+
+    Args:
+        path: to the list of layers, where it is known.
+
+    Raises:
+        UnsupportedModelError: as of `path_to_layers` and `check_forwards`.
+    """
+    path = path or path_to_layers(model)
+    own = layers_of(model, path)
+    first = torch.nn.ModuleList(list(own)[:layers])
+    first.training = own.training
+    return cut_after(model, path, first)
 
 
 def cut_after(model: PreTrainedModel, path: str, layers: torch.nn.ModuleList) -> PreTrainedModel:

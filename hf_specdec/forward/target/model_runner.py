@@ -1,7 +1,7 @@
 """The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,6 @@ from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.forward.target.adapters import adapter_of, places_trees, works_by_hooks
 from hf_specdec.forward.target.checked_steps import checked_steps
 from hf_specdec.forward.target.compiled_forward import CompiledForward, ForwardWidths
-from hf_specdec.forward.target.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.target.inputs import StepInputs, rows_of
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.prompt import PromptForward
@@ -48,7 +47,7 @@ class ModelRunner(PromptForward):
 
     Attributes:
         outputs: the model's output of the last forward.
-        early_exit: drafts of the model's first layers, where there are any.
+        end_drafts: ends a round of drafts that the model's first layers make over its cache, where they do.
         lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
@@ -97,7 +96,7 @@ class ModelRunner(PromptForward):
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
-        self.early_exit: EarlyExitRounds | None = None
+        self.end_drafts: Callable[[], None] | None = None
         self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._num_read = 0  # tokens of the shortest text that plain generation would have read by the last commit
         self._layouts: list[TreeLayout] = []
@@ -126,8 +125,8 @@ class ModelRunner(PromptForward):
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
         known = [0] * len(self.texts)
-        if self.early_exit is not None:
-            self.early_exit.complete(trees)
+        if self.end_drafts is not None:
+            self.end_drafts()
         if not self._adopts_next(trees):
             if not self._layouts and self.drops_cache_next():
                 self._drop_cache()
@@ -166,7 +165,7 @@ class ModelRunner(PromptForward):
         for layout, tree in zip(self._layouts, trees, strict=True):
             layout.write(tree)
         needed = max(len(layout.new_tokens) for layout in self._layouts)
-        widest = self._widths.of(needed, self._shape_of, is_one=self.early_exit is not None)  # whose rounds have one
+        widest = self._widths.of(needed, self._shape_of, is_one=self.end_drafts is not None)  # whose rounds have one
         for layout in self._layouts:
             layout.pad(widest)
         if isinstance(self.cache.spec, StaticSpecCache):
@@ -175,17 +174,13 @@ class ModelRunner(PromptForward):
         inputs = step_inputs.of(self._layouts, self._num_cached, ids)
         self.cache.checkpoint(self._layouts[0].first_new)
         self._half_done = True
-        rest = None if self.early_exit is None else self.early_exit.resume(self._layouts)
-        model, adapter = rest or (self.model, self.adapter)
-        adapted = adapter.applied(step_inputs.tree) if adapter else contextlib.nullcontext()
+        adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
         with adapted, rotated, self._recorder.applied(self.cache.spec, self._layouts), self._limits, self._kernels:
-            if self.compiled is None or model is not self.model:
-                self.outputs, self._best = model(**inputs, return_dict=True), None
+            if self.compiled is None:
+                self.outputs, self._best = self.model(**inputs, return_dict=True), None
             else:
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
-        if rest is not None and self.early_exit is not None:
-            self.early_exit.resumed(self._layouts)
         self._half_done = False
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
@@ -265,7 +260,7 @@ class ModelRunner(PromptForward):
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
-        if self._half_done or self._layouts or self.early_exit is not None:
+        if self._half_done or self._layouts or self.end_drafts is not None:
             self.cache.rollback()
             self._layouts = []
         if self.rotary is not None and self._inputs is not None:

@@ -5,7 +5,7 @@ host reads them, looks for the text's end and prepares one forward more while th
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import torch
 from hf_specdec.common.transfer import PendingRead, is_staged
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.forward.target.checked_steps import CheckedSteps
-from hf_specdec.forward.target.exit_rounds import EarlyExitRounds
 from hf_specdec.forward.target.hidden_states import HiddenStates
 from hf_specdec.forward.target.inputs import StepInputs
 from hf_specdec.forward.target.rotary import RotaryFrequencies
@@ -29,7 +28,7 @@ class NextForward(HiddenStates):
     """
 
     kwargs: dict[str, Any]
-    early_exit: EarlyExitRounds | None
+    end_drafts: Callable[[], None] | None
     rotary: RotaryFrequencies | None
     next_tokens: list[int] | None = None
     _rows: list[slice]
@@ -78,7 +77,7 @@ class NextForward(HiddenStates):
         plain_text = self.rotary is None and self._drop_length is None and not self.step_inputs().asks_model
         reads_states = self.hidden_layers or self.kwargs.get("output_hidden_states")
         is_one = best.shape[1] == 1 and all(len(layout) == 1 for layout in self._layouts)
-        is_free = self._checked is not None and self.early_exit is None and not reads_states
+        is_free = self._checked is not None and self.end_drafts is None and not reads_states
         is_recorded = self.compiled is not None and self.compiled.is_recorded(self._shape_of(1))
         return is_one and is_free and plain_text and is_recorded and is_staged(best.device)
 

@@ -47,8 +47,8 @@ class DraftModelConfig(SpecConfig):
             `assistant_confidence_threshold`.
         exit_layer (`int`, *optional*):
             Layers of the target that draft, with its own norm and head, where there is no `assistant_model`: at least 1
-            and fewer than it has. They share the target's keys and values, and the verify pass goes on from their
-            states. transformers' `assistant_early_exit` sets it too.
+            and fewer than it has. They share the target's keys and values. transformers' `assistant_early_exit` sets
+            it too.
 
     Attributes:
         tree_nodes (`int`): default node budget of a tree, at most.
