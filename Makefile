@@ -5,7 +5,8 @@
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
 # make peer-tests    transformers' own generation tests with each method: TRANSFORMERS=path/to/checkout, some hours; a
 #                    second run goes on where the first ended; PEERS="--families llama t5 --methods auto" takes a part
-# make gpu           what needs a GPU: its tests, a step's costs, the 1B and 7B shapes; SHAPES=tiny tries it on a CPU
+# make gpu           figures of the 7B and 1B shapes, in 12 minutes on a GPU; again, it goes on; SHAPES=tiny: on a CPU
+# make gpu-tests     tests that need a GPU
 # make docs          write the pages that are generated, and build the site
 #
 # The first use builds .venv. torch comes first because its wheel decides between CPU and GPU:
@@ -39,7 +40,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-.PHONY: demo test test-all test-oldest lint types site unit docs mutants peer-tests gpu clean
+.PHONY: demo test test-all test-oldest lint types site unit docs mutants peer-tests gpu gpu-tests clean
 
 demo: $(VENV)/.installed
 	@if $(BIN)/hf-specdec fetch smollm2 >/dev/null; then \
@@ -74,7 +75,10 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests/promise tests/matrix tests/capabilities
 
 gpu: $(VENV)/.installed
-	$(BIN)/python -m hf_specdec.tools.bench.gpu $(SHAPES:%=--shape %) --tests tests/gpu --output $(GPU)
+	$(BIN)/python -m hf_specdec.tools.bench.gpu --figures --max-minutes 12 $(SHAPES:%=--shape %) --output $(GPU)
+
+gpu-tests: $(VENV)/.installed
+	$(BIN)/pytest --quiet -m gpu tests/gpu
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m tests.mutants

@@ -1,5 +1,6 @@
 """What a step costs, and the document of everything that waits for a GPU, tried on a CPU with a tiny shape."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.bench import gpu, gpu_rows
+from hf_specdec.tools.bench import gpu, gpu_cells, gpu_rows, gpu_shapes
 from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.gpu_shapes import Selection, Shape
 from hf_specdec.tools.bench.loaded_model import load_model
@@ -55,9 +56,8 @@ def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypat
     monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})
     kept: list[int] = []
     document = gpu.measure_gpu(
-        ["tiny"],
+        [("tiny", Selection(num_texts=1, num_prompts=1))],
         device="cpu",
-        selection=Selection(num_texts=1, num_prompts=1),
         keep=lambda so_far: kept.append(len(so_far["tables"][0]["rows"])),
     )
     write_document(document, tmp_path / "gpu.json")
@@ -76,44 +76,34 @@ def test_the_tiny_shape_goes_the_way_of_the_large_ones(tmp_path: Path, monkeypat
     assert "auto, static cache" in page.read_text()
 
 
-def test_the_outcome_of_tests_is_part_of_the_document(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): assert False\n"
-    )
-    outcome = gpu.run_tests(tmp_path)
-    assert outcome["exit_code"] == 1
-    assert "1 failed, 1 passed" in outcome["summary"]
-    assert len(outcome["failed"]) == 1
-
-
 def cells(monkeypatch: pytest.MonkeyPatch, row: Any, selection: Selection, *batches: int) -> list[dict[str, Any]]:
     """Rows of these batches of eight tokens, measured by `row`."""
-    monkeypatch.setattr(gpu, "measure_row", row)
+    monkeypatch.setattr(gpu_cells, "measure_row", row)
     shape, loaded = Shape(None, dtype="fp32", contexts=(8,)), load_model(device="cpu")
-    return [found for batch in batches for found in gpu._measured_cell(shape, loaded, selection, batch, 8)]
+    return [found for batch in batches for found in gpu_cells.measured_cell(shape, loaded, selection, batch, 8)]
 
 
 def test_rows_without_room_are_left_out_and_the_others_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour's measurement does not end with its largest batch."""
 
-    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> dict[str, Any]:
         full = {1: "eagle3", 2: "lookahead", 4: None}  # methods without room, by the batch
         if arguments["spec_method"] == full[len(texts[0]["input_ids"])]:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
-        return {"tokens_per_second": 10.0}, [[1]]
+        return {"tokens_per_second": 10.0, "digest": ""}
 
     found = cells(monkeypatch, row, Selection(), 1, 2, 4)
     assert {row["batch"] for row in found if "reason" not in row} == {1, 2}
     reasons = {(row["name"], row["batch"]): row["reason"] for row in found if "reason" in row}
     assert {name for name, batch in reasons if batch == 2} == {"lookahead", "lookahead, static cache"}
     assert reasons["lookahead", 2] == reasons["plain, eager", 4] == "CUDA out of memory."
-    assert reasons["auto", 4] == "no room for plain generate, which it is compared with"
+    assert reasons["auto", 4] == "plain generate, which it is compared with, was left out"
 
 
 def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> dict[str, Any]:
         assert len({tuple(text["input_ids"].flatten().tolist()) for text in texts}) == len(texts) == 3
-        return {"tokens_per_second": 10.0}, [[1]]
+        return {"tokens_per_second": 10.0, "digest": ""}
 
     def names_of(*rows: str) -> list[str]:
         return [row["name"] for row in cells(monkeypatch, row, Selection(rows=rows, num_texts=2), 2)]
@@ -125,9 +115,9 @@ def test_a_selection_has_plain_generate_and_the_rows_it_names(monkeypatch: pytes
 
 
 def test_all_rows_have_the_attention_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> dict[str, Any]:
         enabled.append((torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
-        return {"tokens_per_second": 10.0}, [[1]]
+        return {"tokens_per_second": 10.0, "digest": ""}
 
     for backend, expected in {None: (True, True), "math": (True, False), "flash_attention": (False, True)}.items():
         enabled: list[tuple[bool, bool]] = []
@@ -140,10 +130,10 @@ def test_rows_over_static_caches_are_compiled_as_is_asked(monkeypatch: pytest.Mo
     """Plain generate's and this package's alike."""
     seen: dict[str, Any] = {}
 
-    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> tuple[dict[str, Any], list[list[int]]]:
+    def row(loaded: Any, texts: Any, max_new_tokens: int, arguments: Any) -> dict[str, Any]:
         config = arguments.get("compile_config")
         seen[str(arguments["spec_method"])] = None if config is None else (config.mode, config.options)
-        return {"tokens_per_second": 10.0}, [[1]]
+        return {"tokens_per_second": 10.0, "digest": ""}
 
     rows = ("plain, static cache", "auto, static cache", "lookahead")
     cells(monkeypatch, row, Selection(rows=rows, compile_options={"max_autotune": True}), 2)
@@ -162,7 +152,7 @@ def test_rows_over_static_caches_are_compiled_as_is_asked(monkeypatch: pytest.Mo
 )
 def test_options_that_cannot_be_are_refused_before_a_model_is_loaded(selection: Selection) -> None:
     with pytest.raises(ConfigError, match="compile_option"):
-        gpu.measure_gpu(["tiny"], device="cpu", selection=selection)
+        gpu.measure_gpu([("tiny", selection)], device="cpu")
 
 
 def test_an_option_is_a_name_and_a_value() -> None:
@@ -176,7 +166,7 @@ def test_a_profile_names_what_a_call_asks_of_the_device(tmp_path: Path, monkeypa
     shape = Shape(None, dtype="fp32", batches=(1,), contexts=(8,), max_new_tokens=4)
     monkeypatch.setattr(gpu, "SHAPES", {"tiny": shape})
     chosen = Selection(rows=("plain, eager", "auto"), steps=False, num_texts=1, profiles=True)
-    document = gpu.measure_gpu(["tiny"], device="cpu", selection=chosen)
+    document = gpu.measure_gpu([("tiny", chosen)], device="cpu")
     write_document(document, tmp_path / "gpu.json")
     text = markdown(read_document(tmp_path / "gpu.json"))
     for name, table in zip(("plain, eager", "auto"), document["tables"][2:], strict=True):
@@ -199,12 +189,11 @@ def test_calls_in_which_graphs_are_made_do_not_count(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(gpu_rows, "_timed", timed)
     texts = [{"input_ids": torch.zeros(1, 4, dtype=torch.long)}] * 3
-    row, tokens = gpu_rows.measure_row(load_model(device="cpu"), texts, 11, {"spec_method": "auto"})
+    row = gpu_rows.measure_row(load_model(device="cpu"), texts, 11, {"spec_method": "auto"})
     assert calls == [11] * 5 + [1] * 2
     assert row["tokens_per_second"] == pytest.approx(11 / 1.2)
     assert row["later_token_ms"] == pytest.approx(100)
     assert (row["first_call_seconds"], row["compile_seconds"], row["later_compile_seconds"]) == (4.2, 4.0, 0.5)
-    assert tokens == [[7] * 11] * 3
 
 
 @pytest.mark.parametrize("stage", ["loading the model", "what a step costs"])
@@ -238,7 +227,7 @@ def test_a_shape_without_room_is_left_out_and_the_others_are_kept(
     monkeypatch.setattr(gpu, "load_model", load)
     monkeypatch.setattr(gpu, "fill_steps", steps)
     monkeypatch.setattr(gpu, "_copy_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(gpu, "_measured_cell", lambda *_: [])
+    monkeypatch.setattr(gpu, "measured_cell", lambda *_: [])
     gpu.main(output, shape=["small", "large"], device="cpu", num_prompts=1)
     left_out = {table["title"]: table["rows"] for table in read_document(output)["tables"]}
     reason = str(error).partition("\n")[0]
@@ -247,12 +236,44 @@ def test_a_shape_without_room_is_left_out_and_the_others_are_kept(
     assert f"| {stage} | - | - | {reason} |" in output.with_suffix(".md").read_text()
 
 
+def test_the_figures_are_tried_on_a_cpu_and_go_on_where_their_document_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, how = tmp_path / "gpu.json", {"shape": ["tiny"], "figures": True, "device": "cpu"}
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": Shape(None, dtype="fp32", contexts=(16,), max_new_tokens=4)})
+    gpu.main(output, **how, max_minutes=0.0)
+    rows, left_out = (table["rows"] for table in read_document(output)["tables"])
+    assert not rows
+    assert {row["reason"] for row in left_out} == {"no time was left"}
+    real, name, is_slow = gpu_cells.measure_row, "spec_method=plain, static cache", True
+
+    def slow(*arguments: Any) -> dict[str, Any]:
+        while is_slow and arguments[-1]["spec_method"] == "plain":  # never ends
+            pass
+        return real(*arguments)
+
+    monkeypatch.setattr(gpu_cells, "measure_row", slow)
+    shortened = [(shape, replace(part, row_seconds=12.0)) for shape, part in gpu_shapes.FIGURES]
+    monkeypatch.setattr(gpu_shapes, "FIGURES", shortened)
+    gpu.main(output, **how)
+    first = read_document(output)["tables"]
+    done, late = first[0]["rows"], {row["name"]: row["reason"] for row in first[1]["rows"]}
+    assert late == {name: "took longer than 12 s"}
+    is_slow = False
+    gpu.main(output, **how)
+    again = read_document(output)
+    assert again["is_complete"]
+    assert again["tables"][0]["rows"][: len(done)] == done
+    assert [row["name"] for row in again["tables"][0]["rows"][len(done) :]] == [name]
+    assert not again["tables"][1]["rows"]
+
+
 def test_large_shapes_without_an_accelerator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "pick_device", lambda name: torch.device("cpu"))
     with pytest.raises(ConfigError, match="`shape` must be tiny where there is no accelerator, but is '1B, 7B'"):
-        gpu.measure_gpu(["1B", "7B"])
+        gpu.measure_gpu([("1B", Selection()), ("7B", Selection())])
 
 
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(ConfigError, match="tiny"):
-        gpu.measure_gpu(["tini"], device="cpu")
+        gpu.measure_gpu([("tini", Selection())], device="cpu")

@@ -1,34 +1,31 @@
-"""Everything that waits for a GPU, by one command: tests, what a step costs, and the 1B and 7B shapes.
+"""Everything that is measured on a GPU, by one command: what a step costs, and the 1B and 7B shapes.
 
-    python -m hf_specdec.tools.bench.gpu --output gpu.json --tests tests/gpu
+    python -m hf_specdec.tools.bench.gpu --output gpu.json --figures --max-minutes 12
+    python -m hf_specdec.tools.bench.gpu --output gpu.json
     python -m hf_specdec.tools.bench.gpu --output part.json --shape 7B --batch 1 --context-length 512 --row "auto*"
     python -m hf_specdec.tools.bench.gpu --output tiny.json --shape tiny       # tries the same on a CPU
 
 The embedded target is widened to each shape, so text and acceptance are real and the cost is that of the shape. Writes
-one JSON document, and its tables as Markdown next to it, after each row.
+one JSON document, and its tables as Markdown next to it, after each row. The same command again goes on where the
+document ends: rows that were left out are tried again.
 """
 
-import gc
+import itertools
 import json
-import subprocess
-import sys
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import CompileConfig
 
-from hf_specdec.compat import assists_static_caches
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 from hf_specdec.loading import embedded
-from hf_specdec.tools.bench.document import Document, add_table, check_document_file, write_document
-from hf_specdec.tools.bench.gpu_rows import measure_row, profile_call, same_length_texts
-from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection, Shape
+from hf_specdec.tools.bench.document import Document, add_table, check_document_file, load_document, write_document
+from hf_specdec.tools.bench.gpu_cells import LATE, ONE_TOKEN, free_memory, is_out_of_memory, measured_cell
+from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection, figures_of
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.tools.bench.measure import synchronize
@@ -40,12 +37,6 @@ from hf_specdec.tools.command_errors import run_program
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 Backend = Literal["math", "flash_attention", "efficient_attention", "cudnn_attention"]
 COPIED_BYTES, NUM_COPIES = 1 << 30, 20
-STATIC = {"cache_implementation": "static"}
-ONE_TOKEN = "spec_method=plain"  # this package's way to write one token a step
-NUM_LOOKED_UP, MAX_ASSISTED = 10, 64  # tokens that transformers' prompt lookup drafts, and the most of its methods
-SAMPLED = {"do_sample": True, "temperature": 0.7}
-
-
 COLUMNS = {
     "row": "{name}",
     "batch": "{batch}",
@@ -57,50 +48,56 @@ COLUMNS = {
     "a later token": "{later_token_ms:.2f} ms",
     "first call": "{first_call_seconds:.1f} s",
     "graphs": "{num_graphs:d}",
+    "peak memory": "{peak_gigabytes:.1f} GB",
     "equal": "{equal}",
 }
 LEFT_OUT = {"left out": "{name}", "batch": "{batch:d}", "context": "{context:d}", "reason": "{reason}"}
 KERNELS = {"kernel": "{name}", "runs": "{count}", "ms": "{ms:.2f}", "share": "{share:.0%}"}
 
 Keep = Callable[[Document], None]
+Parts = Sequence[tuple[str, Selection]]  # shapes, and what is measured of each
 
 
 def measure_gpu(
-    names: Sequence[str],
+    parts: Parts,
     *,
     device: str | None = None,
-    tests: Path | None = None,
-    selection: Selection | None = None,
+    earlier: Document | None = None,
+    max_minutes: float = math.inf,
     keep: Keep = lambda document: None,
 ) -> Document:
-    """Run the tests, and measure tables of each shape.
+    """Measure tables of each shape.
 
     Args:
-        names: of `SHAPES`.
-        tests: a folder whose tests marked `gpu` are run first; they are left out by default.
-        selection: part of the shapes that is measured.
+        parts: names of `SHAPES`, and the part of each that is measured; a shape is loaded once for those in a row.
+        earlier: a document whose rows are kept, where it has the same settings and is not complete.
+        max_minutes: after which no row begins.
         keep (*optional*): gets the document so far after each row and each shape.
     """
+    end, names = time.monotonic() + 60.0 * max_minutes, list(dict.fromkeys(name for name, _ in parts))
     for name in names:
         if name not in SHAPES:
             raise unknown_name("shape", name, SHAPES)
-    where, chosen = pick_device(device), selection or Selection()
+    where, chosen = pick_device(device), parts[0][1]
     _check_compile_options(chosen)
     if device is None and where.type == "cpu" and (large := [name for name in names if SHAPES[name].size is not None]):
         remedy = "Try it with the shape tiny (make gpu SHAPES=tiny), or name the device cpu to measure on the CPU."
         raise ConfigError("shape", "must be tiny where there is no accelerator", ", ".join(large), remedy)
-    outcome = None if tests is None else run_tests(tests)
-    settings: dict[str, Any] = {"shapes": list(names), "compile_mode": chosen.compile_mode}
+    settings: dict[str, Any] = {"shapes": names, "compile_mode": chosen.compile_mode}
     settings |= {"compile_options": dict(chosen.compile_options), "sdpa_backend": chosen.sdpa_backend}
-    bandwidth = _copy_bandwidth(where)
-    document = new_document("gpu", where, settings=settings) | {"tests": outcome, "copy_bandwidth": bandwidth}
-    document["notes"].append(f"Copy bandwidth of the device: {bandwidth / 1e9:.0f} GB/s.")
-    if outcome is not None:
-        document["notes"].append(f"Tests: {outcome['summary']}")
-    for name in names:
-        _measure_shape(name, document, where, chosen, keep)
-        _free_memory(where)
-        document["is_complete"] = name == names[-1]
+    if earlier is not None and earlier["settings"] == settings and not earlier["is_complete"]:
+        document = earlier
+    else:
+        bandwidth = _copy_bandwidth(where)
+        document = new_document("gpu", where, settings=settings) | {"copy_bandwidth": bandwidth}
+        document["notes"].append(f"Copy bandwidth of the device: {bandwidth / 1e9:.0f} GB/s.")
+    for name, group in itertools.groupby(parts, key=lambda part: part[0]):
+        _measure_shape(name, document, where, [selection for _, selection in group], end, keep)
+        free_memory(where)
+        late = any(
+            row["reason"].startswith(LATE) for table in document["tables"] for row in table["rows"] if "reason" in row
+        )
+        document["is_complete"] = name == names[-1] and not late
         keep(document)
     return document
 
@@ -112,41 +109,52 @@ def _check_compile_options(chosen: Selection) -> None:
     if chosen.compile_mode:
         raise ConfigError("compile_option", "must be left out next to a mode", options, "A mode is a set of options.")
     try:
-        torch.compile(run_tests, options=options)  # compiles nothing before it is called
+        torch.compile(_copy_bandwidth, options=options)  # compiles nothing before it is called
     except (RuntimeError, AttributeError) as error:
         rule = "must be an option of inductor with a value of its type"
         raise ConfigError("compile_option", rule, options, f"{first_line(error).split(', known')[0]}.") from error
 
 
-def _measure_shape(name: str, document: Document, where: torch.device, chosen: Selection, keep: Keep) -> None:
-    """Add the tables of one shape and its model; what has no room in memory is in a table of its own."""
+def _table(document: Document, title: str, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of the table with this title, added where there is none."""
+    known: list[list[dict[str, Any]]] = [one["rows"] for one in document["tables"] if one["title"] == title]
+    return known[0] if known else add_table(document, title, columns)
+
+
+def _measure_shape(
+    name: str, document: Document, where: torch.device, selections: Sequence[Selection], end: float, keep: Keep
+) -> None:
+    """Add the tables of one shape and its model; what has no room, or no time, is in a table of its own."""
     shape, stage = SHAPES[name], "loading the model"
-    contexts = chosen.contexts or shape.contexts
-    rows, left_out = add_table(document, name, COLUMNS), add_table(document, f"{name}, left out", LEFT_OUT)
+    contexts = [context for chosen in selections for context in chosen.contexts or shape.contexts]
+    rows, left_out = _table(document, name, COLUMNS), _table(document, f"{name}, left out", LEFT_OUT)
+    left_out.clear()
     try:
         loaded = load_model(dtype=shape.dtype, head=embedded.path("head"), widen_to=shape.size, device=where)
         longest = max(contexts) + shape.max_new_tokens + 256
         for model in (loaded.model, loaded.assistant):
             if model is not None:  # the text beyond is worse, its cost the same
                 model.config.max_position_embeddings = max(model.config.max_position_embeddings, longest)
-        document["models"].append(model_facts(loaded))
-        for batch in chosen.batches or shape.batches:
-            for context in contexts:
-                for row in _measured_cell(shape, loaded, chosen, batch, context):
-                    if "profile" in row:
-                        _add_profile(document, name, row, row.pop("profile"))
-                    (left_out if "reason" in row else rows).append(row)
-                    keep(document)
+        if (facts := model_facts(loaded)) not in document["models"]:
+            document["models"].append(facts)
+        for chosen in selections:
+            for batch in chosen.batches or shape.batches:
+                for context in chosen.contexts or shape.contexts:
+                    for row in measured_cell(shape, loaded, chosen, batch, context, rows, end):
+                        if "profile" in row:
+                            _add_profile(document, name, row, row.pop("profile"))
+                        (left_out if "reason" in row else rows).append(row)
+                        keep(document)
         share = _bandwidth_share(loaded, rows, document["copy_bandwidth"])
         if share is not None:
             note = f"{name}: plain decoding at one token reads its weights at {share:.0%} of it."
-            document["notes"].append(note)
+            document["notes"] = [*dict.fromkeys([*document["notes"], note])]
         stage = "what a step costs"
-        if chosen.steps:
+        if (chosen := selections[0]).steps:
             prompts = spread(default_prompts(), chosen.num_prompts)
             fill_steps(document, loaded, prompts, max_new_tokens=min(shape.max_new_tokens, 64))
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         left_out.append({"name": stage, "reason": first_line(error)})
 
@@ -157,93 +165,6 @@ def _add_profile(document: Document, shape: str, row: Mapping[str, Any], call: M
     where = f"{shape}, {row['name']}, {row['batch']} x {row['context']}"
     table = add_table(document, f"{where}: the device works {busy / call['seconds']:.0%}", KERNELS)
     table += [{**one, "ms": 1000 * one["seconds"], "share": one["seconds"] / busy} for one in call["kernels"]]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Tell errors of a device without room, or of the host, whose allocator has no error of its own."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _methods(loaded: LoadedModel, batch: int, length: int, chosen: Selection) -> dict[str, dict[str, Any]]:
-    """Arguments of `generate` by the row's name, for texts that end with `length` tokens.
-
-    transformers' assisted generation takes one sequence, and writes drafts after a static cache's usual end.
-    """
-    static = dict(STATIC)
-    if chosen.compile_mode or chosen.compile_options:
-        compile_config = CompileConfig(mode=chosen.compile_mode, options=dict(chosen.compile_options) or None)
-        static["compile_config"] = compile_config
-    anew = {"spec_config": {"pool": "request"}}  # the call is made twice: it must not be remembered
-    rows: dict[str, dict[str, Any]] = {
-        "plain, eager": {"spec_method": None},
-        "plain, static cache": {"spec_method": None} | static,
-    }
-    if batch == 1:
-        theirs: dict[str, dict[str, Any]] = {"transformers' prompt lookup": {"prompt_lookup_num_tokens": NUM_LOOKED_UP}}
-        if loaded.assistant is not None:
-            theirs["transformers' assistant"] = dict(loaded.assisted)
-        rows |= {name: {"spec_method": None} | arguments for name, arguments in theirs.items()}
-        if assists_static_caches():
-            longer = static | {"max_cache_len": length + MAX_ASSISTED}
-            rows |= {f"{name}, static cache": rows[name] | longer for name in theirs}
-    ours: dict[str, dict[str, Any]] = {ONE_TOKEN: {"spec_method": "plain"}}
-    ours |= {name: {"spec_method": name} for name in ("prompt_lookup", "lookahead")}
-    ours["auto"] = {"spec_method": "auto"} | anew
-    if loaded.assistant is not None:
-        ours["draft_model"] = {"spec_method": "draft_model"} | loaded.assisted
-    if loaded.head is not None:
-        ours["eagle3"] = {"spec_method": "eagle3", "assistant_model": loaded.head}
-        ours["auto+head"] = {"spec_method": "auto", "assistant_model": loaded.head} | anew
-    return rows | ours | {f"{name}, static cache": arguments | static for name, arguments in ours.items()}
-
-
-def _measured_cell(
-    shape: Shape, loaded: LoadedModel, chosen: Selection, batch: int, context: int
-) -> Iterator[dict[str, Any]]:
-    """Measure tokens a second of each way to generate at one batch size and context; some have no room in memory.
-
-    Sampled too where there is one sequence, which then has plain generate's tokens, of the shortest context.
-    """
-    texts = same_length_texts(loaded, batch, context, 1 + chosen.num_texts)
-    methods = _methods(loaded, batch, context + shape.max_new_tokens, chosen)
-    ways = [methods]
-    if batch == 1 and context == min(chosen.contexts or shape.contexts):
-        ways.append({f"{name}, sampled": arguments | SAMPLED for name, arguments in methods.items()})
-    for way in ways:
-        plain: tuple[float, list[list[int]]] | None = None
-        theirs = 0.0  # tokens a second of transformers' fastest way
-        for name, arguments in chosen.of(way).items():
-            cell: dict[str, Any] = {"batch": batch, "context": context, "name": name}
-            try:
-                with _attention(chosen.sdpa_backend):
-                    row, tokens = measure_row(loaded, texts, shape.max_new_tokens, arguments)
-                    if chosen.profiles:
-                        row["profile"] = profile_call(loaded, texts[-1], shape.max_new_tokens, arguments)
-            except (MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
-                    raise
-                yield cell | {"reason": first_line(error)}
-                _free_memory(loaded.model.device)
-                continue
-            if plain is None and not name.startswith("plain"):
-                yield cell | {"reason": "no room for plain generate, which it is compared with"}
-                continue
-            speed = row["tokens_per_second"]
-            plain = plain or (speed, tokens)
-            theirs = max(theirs, speed) if name.startswith(("plain", "transformers")) else theirs
-            compared = {"over_plain": speed / plain[0], "over_theirs": speed / theirs}
-            yield cell | row | compared | {"equal": "yes" if tokens == plain[1] else "no"}
-
-
-def _attention(backend: str | None) -> AbstractContextManager[None]:
-    """One kind of attention kernel for all calls; graphs compiled in it keep that kind."""
-    return nullcontext() if backend is None else sdpa_kernel(SDPBackend.__members__[backend.upper()])
-
-
-def _free_memory(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _bandwidth_share(loaded: LoadedModel, rows: Sequence[Mapping[str, Any]], bandwidth: float) -> float | None:
@@ -271,15 +192,6 @@ def _copy_bandwidth(device: torch.device) -> float:
     return 2 * size * NUM_COPIES / (time.perf_counter() - start)
 
 
-def run_tests(folder: Path) -> dict[str, Any]:
-    """The outcome of the folder's tests marked `gpu`, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {"exit_code": done.returncode, "summary": lines[-1] if lines else done.stderr[-500:], "failed": failed}
-
-
 def _read_option(text: str) -> tuple[str, Any]:
     """Name and value; a value that is no JSON is a text."""
     name, equals, value = text.partition("=")
@@ -294,7 +206,6 @@ def _read_option(text: str) -> tuple[str, Any]:
 def main(
     output: Annotated[Path, typer.Option(help="The JSON document; its tables go next to it, as .md.")],
     shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
-    tests: Annotated[Path | None, typer.Option(help="Also run this folder's tests marked gpu.")] = None,
     device: Annotated[str | None, typer.Option(help="Default: the accelerator, or the CPU.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows of a batch. Default: the shape's.")] = None,
     context_length: Annotated[
@@ -314,9 +225,14 @@ def main(
         Backend | None, typer.Option(help="Kernels of PyTorch's attention, for all rows. Default: torch's choice.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also list each row's kernels, by one more call.")] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="The rows that say most, the most valuable first, in place of all.")
+    ] = False,
+    max_minutes: Annotated[float, typer.Option(min=0.0, help="After which no row begins. Default: any.")] = math.inf,
 ) -> None:
     """Measure, and write one document."""
     check_document_file("output", output)
+    earlier = load_document(output) if output.exists() and output.stat().st_size else None
 
     def keep(document: Document) -> None:
         write_document(document, output)
@@ -334,9 +250,10 @@ def main(
         sdpa_backend,
         profile,
     )
-    document = measure_gpu(shape or ["1B", "7B"], device=device, tests=tests, selection=selection, keep=keep)
-    if document["tests"] is not None and document["tests"]["exit_code"]:
-        raise typer.Exit(1)
+    names = shape or ["1B", "7B"]
+    parts: Parts = figures_of(shape or ()) if figures else [(name, selection) for name in names]
+    limits: dict[str, Any] = {"max_minutes": max_minutes, "earlier": earlier}
+    measure_gpu(parts, device=device, **limits, keep=keep)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """One row of the GPU benchmark: how fast one way of generating writes several texts, once nothing compiles any more."""
 
+import contextlib
+import hashlib
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from hf_specdec.tools.bench.conversation import encode
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.measure import synchronize
+from hf_specdec.tools.bench.memory import PeakMemory
 from hf_specdec.tools.bench.prompts import default_prompts
 
 MOST_KERNELS, MOST_LETTERS = 20, 120  # that a profile names, those that take longest; and of a name
@@ -29,17 +33,41 @@ def same_length_texts(loaded: LoadedModel, batch: int, context: int, count: int)
     return found
 
 
+class TimeUp(BaseException):
+    """A row took longer than it may. What catches the errors of a compiler does not catch this."""
+
+
+@contextlib.contextmanager
+def at_most(seconds: float | None) -> Iterator[None]:
+    """A block that ends with `TimeUp` after so many seconds; in the main thread."""
+    if seconds is None:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def measure_row(
     loaded: LoadedModel,
     texts: Sequence[Mapping[str, torch.Tensor]],
     max_new_tokens: int,
     arguments: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[list[int]]]:
-    """Seconds of a call for each text but the first, which is written until nothing compiles; and the tokens of all.
+) -> dict[str, Any]:
+    """Seconds of a call for each text but the first, which is written until nothing compiles; a digest of all tokens.
 
     Calls in which a graph is compiled or recorded after all do not count, unless all do.
     """
-    options = _options(max_new_tokens, arguments)
+    options, memory = _options(max_new_tokens, arguments), PeakMemory(loaded.model.device)
+    memory.start()
     first = [_timed(loaded.model, {**texts[0], **options})]
     while first[-1].compile_seconds and len(first) < MOST_FIRST_CALLS:
         first.append(_timed(loaded.model, {**texts[0], **options}))
@@ -51,7 +79,8 @@ def measure_row(
     known = [call.stats for call in others if call.stats is not None]
     num_drafts = sum(stats.num_drafts for stats in known)
     num_accepted = sum(stats.num_accepted_tokens for stats in known)
-    row = {
+    peak, tokens = memory.stop(), [row for call in calls for row in call.tokens]
+    return {
         "tokens_per_second": num_tokens / seconds,
         "later_token_ms": 1000 * max(later_seconds, 0.0) / max(max_new_tokens - 1, 1),
         "first_call_seconds": calls[0].seconds,
@@ -60,8 +89,9 @@ def measure_row(
         "compile_seconds": None if calls[0].stats is None else sum(call.compile_seconds for call in first),
         "later_compile_seconds": sum(call.compile_seconds for call in calls[1:]),
         "plain_reason": known[-1].plain_reason if known else None,
+        "peak_gigabytes": None if peak is None else peak / 1e9,
+        "digest": hashlib.sha256(repr(tokens).encode()).hexdigest(),
     }
-    return row, [row for call in calls for row in call.tokens]
 
 
 def profile_call(

@@ -1,7 +1,7 @@
 """The shapes that are measured on a GPU, and which part of them. Knows nothing about models."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -41,6 +41,7 @@ class Selection:
         compile_options (`Mapping[str, Any]`): of inductor, by name, in the place of a mode.
         sdpa_backend (`str | None`): of `torch.nn.attention.SDPBackend`, in lower case; `None` is torch's choice.
         profiles (`bool`): whether one more call of each row says what it asks of the device.
+        row_seconds (`float | None`): after which a row is given up; `None` for never.
     """
 
     batches: tuple[int, ...] = ()
@@ -53,6 +54,7 @@ class Selection:
     compile_options: Mapping[str, Any] = field(default_factory=dict)
     sdpa_backend: str | None = None
     profiles: bool = False
+    row_seconds: float | None = None
 
     def of(self, rows: Mapping[str, Row]) -> dict[str, Row]:
         """Those of the rows, by name, that are measured."""
@@ -71,3 +73,24 @@ SHAPES: Mapping[str, Shape] = {
     "7B": Shape((4096, 32)),
     "tiny": Shape(None, dtype="fp32", batches=(1, 2), contexts=(32,), max_new_tokens=8),
 }
+
+PLAIN, AUTO = "plain, static cache", "auto, static cache"
+FIGURES: Sequence[tuple[str, Selection]] = tuple(
+    (name, Selection((batch,), (context,), rows, steps=False, num_texts=3, profiles=profiles, row_seconds=150.0))
+    for name, batch, context, profiles, rows in (  # what says most first
+        ("7B", 1, 512, True, (PLAIN, AUTO)),
+        ("7B", 1, 512, False, (f"{PLAIN}, sampled", f"{AUTO}, sampled")),
+        ("7B", 1, 512, False, (PLAIN, "auto+head, static cache")),
+        ("7B", 8, 512, False, (PLAIN, AUTO)),
+        ("7B", 1, 8192, False, (PLAIN, AUTO)),
+        ("7B", 1, 512, False, (PLAIN, "spec_method=plain, static cache")),
+        ("1B", 1, 512, True, (PLAIN, AUTO, f"{PLAIN}, sampled", f"{AUTO}, sampled")),
+        ("1B", 1, 512, False, (PLAIN, "transformers' *, static cache")),
+    )
+)
+
+
+def figures_of(shapes: Sequence[str] = ()) -> Sequence[tuple[str, Selection]]:
+    """Get the shapes of `FIGURES` and their parts in order; for other shapes the same rows at their own contexts."""
+    parts = [(shape, replace(part, contexts=())) for shape in shapes for _, part in FIGURES]
+    return parts or FIGURES
