@@ -133,9 +133,7 @@ class GrammarRow:
         return True
 
     def forced(self) -> list[int]:
-        """See `Constraint`: keys, brackets and quotes, and the token that ends a text."""
-        if self._matcher.is_stopped():
-            return list(self._ends) if len(self._ends) == 1 else []
+        """See `Constraint`: keys, brackets and quotes. The token that ends a text gains nothing as a draft."""
         run: list[int] = self._matcher.compute_ff_tokens()
         return run
 

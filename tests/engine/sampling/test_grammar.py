@@ -12,7 +12,8 @@ import torch
 
 import hf_specdec
 from hf_specdec.errors import ConfigError, SpecError
-from tests.helpers.support import METHODS, plain, results_of
+from tests.helpers.devices import DEVICE, EmulatedDevice, moved
+from tests.helpers.support import METHODS, plain, results_of, seed
 
 pytest.importorskip("llguidance")
 
@@ -112,9 +113,9 @@ def test_batches_are_plain_generation_s_and_a_row_may_have_its_own(
 def test_a_drawn_batch_is_each_row_alone_with_its_seed(target: Any, batch: Any, make: Any, tokenizer: Any) -> None:
     options = {"max_new_tokens": 30, "do_sample": True, "logits_processor": [make()]}
     output = target.generate(**batch, **options, spec_method="auto", return_dict_in_generate=True)
-    for row, seed in enumerate(output.spec_stats.seeds):
+    for row, number in enumerate(output.spec_stats.seeds):
         ids = batch["input_ids"][row][batch["attention_mask"][row].bool()][None]
-        torch.manual_seed(seed)
+        torch.manual_seed(number)
         alone = plain(target, ids, **(options | {"logits_processor": [make()]}))[0, ids.shape[1] :].tolist()
         assert output.sequences[row, batch["input_ids"].shape[1] :].tolist()[: len(alone)] == alone
 
@@ -304,3 +305,28 @@ def test_a_special_token_that_the_matcher_cannot_follow_ends_the_call(tokenizer:
     named = hf_specdec.grammar(marked, lark=f'start: <[{mark}]> "a"')
     for ids in ([5], [5, mark]):
         assert named(torch.tensor([ids]), scores).isfinite().sum() == 1
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
+def test_on_a_device_all_nodes_are_masked_at_once_with_one_read_a_step(
+    target: Any, prompt: Any, make: Any, do_sample: bool
+) -> None:
+    with EmulatedDevice() as device:
+        model, ids = moved(target, DEVICE), prompt["input_ids"].to(DEVICE)
+        options: dict[str, Any] = {"do_sample": do_sample, "return_dict_in_generate": True}
+        model.generate(ids, max_new_tokens=2, **options, logits_processor=[make()], spec_method="prompt_lookup")
+        reads, forwards, length = [], [], 0
+        for length in (8, 20):
+            seed(5)
+            expected = plain(model, ids, max_new_tokens=length, **options, logits_processor=[make()])
+            seed(5)
+            device.reads.clear()
+            output = model.generate(
+                ids, max_new_tokens=length, **options, logits_processor=[make()], spec_method="prompt_lookup"
+            )
+            reads.append(len(device.reads))
+            forwards.append(output.spec_stats.num_forwards)
+            assert output.sequences.tolist() == expected.sequences.tolist()
+            assert output.spec_stats.num_accepted_forced_tokens > 0
+        if not do_sample:  # draws below the first levels have a read of their own
+            assert reads[1] - reads[0] == forwards[1] - forwards[0] < 12
