@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hf_specdec.common.observer import DraftedNode, SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.sampling.constraint import constrained
+from hf_specdec.engine.sampling.constraint import after_run, constrained, without_run
 from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
@@ -22,6 +23,7 @@ from hf_specdec.forward.target.hidden_states import Layers
 from hf_specdec.forward.target.node_outputs import NodeOutputs
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.draw_noise import NoiseBelow
 
 OnToken = Callable[["SequenceState", int, int], Any]
 
@@ -35,7 +37,7 @@ class SequenceState:
 
     Attributes:
         tree (`DraftTree`): what is being verified.
-        proposed (`DraftTree`): what its drafter proposed in this step.
+        proposed (`DraftTree`): what its drafter proposed in this step, after the forced tokens that it was told of.
         visited (`list[int]`): nodes whose logits have decided a token in this step.
         begun (`bool`): whether its drafter has begun.
         finished (`bool`): whether its text has ended; padding may follow in `text`.
@@ -75,6 +77,8 @@ class SequenceState:
         self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
         self.padding: list[int] = []
+        self._told: list[int] = []  # forced tokens after the text that the drafter has been told of already
+        self._num_told = 0  # of them in this step's tree
         self.shown: defaultdict[str, list[Layers]] = defaultdict(list)
         self.stats = stats
         self.length = len(text)
@@ -116,29 +120,56 @@ class SequenceState:
             self._tell(DraftTree.chain(self.prompt[-1]), outputs, [token])
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Get the drafter's tree; the root alone after an error that ends this sequence alone."""
-        root = self.text.tokens[-1]
+        """Get the drafter's tree; the root alone after an error that ends this sequence alone.
+
+        Forced tokens come first: they will be accepted, so the drafter is told of them, and drafts what follows.
+        """
+        room = min(request.budget, request.max_depth)
+        run = self._forced_run()[:room]
+        if len(run) < len(self._told):
+            return DraftTree.chain(self.text.tokens[-1], run)
         with self._isolated(self.isolates_drafter), self.draws:
-            tree: object = self.drafter.draft_for(request)
-            if not isinstance(tree, DraftTree):
-                remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
-                if isinstance(tree, TreeBuilder):
-                    remedy = "Return builder.build()."
-                raise ConfigError("propose", "must return a DraftTree", tree, remedy)
-            if set(map(type, tree.tokens)) != {int}:
-                _check_whole(tree.tokens)
-            if tree.tokens[0] != root:
-                rule = "must be the last token of the text"
-                raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
-            if min(tree.tokens) < 0:
-                remedy = "Draft token ids of the target's vocabulary."
-                raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
-            return tree
-        return DraftTree.chain(root)
+            if new := run[len(self._told) :]:
+                self.drafter.learn_from(DraftResult(DraftTree.chain([*self.text.tokens[-1:], *self._told][-1]), new))
+                self._told = run
+            return after_run(self._proposed_after(run, request), self.text.tokens[-1], run)
+        return DraftTree.chain(self.text.tokens[-1])
+
+    def _forced_run(self) -> list[int]:
+        """Tokens that must follow the text."""
+        constraint = None if self.drafter.never_drafts else self.sampler.constraint
+        with self._isolated(self.isolates_errors):
+            if constraint is not None:
+                constraint.follow(self.text.tokens)
+                return constraint.forced()
+        return []
+
+    def _proposed_after(self, run: list[int], request: DraftRequest) -> DraftTree:
+        """The drafter's tree below the last token of a run, or of the text."""
+        root = [self.text.tokens[-1], *run][-1]
+        if run:
+            noise = None if request.noise is None else NoiseBelow(request.noise, len(run))
+            budget, max_depth = request.budget - len(run), request.max_depth - len(run)
+            request = replace(request, budget=budget, max_depth=max_depth, noise=noise)
+        tree: object = self.drafter.draft_for(request)
+        if not isinstance(tree, DraftTree):
+            remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
+            if isinstance(tree, TreeBuilder):
+                remedy = "Return builder.build()."
+            raise ConfigError("propose", "must return a DraftTree", tree, remedy)
+        if set(map(type, tree.tokens)) != {int}:
+            _check_whole(tree.tokens)
+        if tree.tokens[0] != root:
+            rule = "must be the last token of the text"
+            raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
+        if min(tree.tokens) < 0:
+            remedy = "Draft token ids of the target's vocabulary."
+            raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
+        return tree
 
     def constrained(self, tree: DraftTree) -> DraftTree:
         """The drafter's tree as the constraint among its processors has it, if there is one."""
-        self.proposed = tree
+        self.proposed, self._num_told = tree, len(self._told)
         if self.sampler.constraint is None or self.drafter.never_drafts:
             return tree
         with self._isolated(self.isolates_errors):
@@ -147,7 +178,8 @@ class SequenceState:
 
     def own_nodes(self, tree: DraftTree) -> list[int]:
         """The nodes of a tree that its drafter proposed; the others are forced."""
-        return [node for node, known in enumerate(tree.nodes_in(self.proposed)) if known is not None]
+        found = enumerate(tree.nodes_in(self.proposed))
+        return [node for node, known in found if known is not None and (not known or known > self._num_told)]
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """Describe where each drafted node came from."""
@@ -156,8 +188,10 @@ class SequenceState:
         own = self.own_nodes(tree)
         chances = tree.probabilities or [None] * len(tree)
         nodes = [DraftedNode("grammar", chance) for chance in chances]
-        for node, described in zip(own[1:], self.drafter.describe(tree.with_nodes(own)), strict=False):
-            nodes[node] = described
+        if len(own) > 1:
+            shown = without_run(tree.with_nodes([*range(self._num_told + 1), *own[1:]]), self._num_told)
+            for node, described in zip(own[1:], self.drafter.describe(shown), strict=True):
+                nodes[node] = described
         return tuple(nodes[1:])
 
     def verify(self, tree: DraftTree, on_token: OnToken | None) -> VerifyResult:
@@ -194,8 +228,14 @@ class SequenceState:
 
     def _tell(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
         logits = outputs.logits if self.drafter.needs_logits else None
+        told, self._told = self._told, self._told[len(accepted) :]
         with self.draws:
-            self.drafter.learn_from(DraftResult(tree, accepted, logits))
+            if told[: len(accepted)] != accepted[: len(told)] or (self._told and self.finished):
+                self._told = []  # the text has ended before, or another processor has its way
+                self.drafter.begin([*self.prompt, *self.emitted])
+            elif rest := accepted[len(told) :]:
+                logits = logits.part(slice(len(told), None)) if logits is not None and told else logits
+                self.drafter.learn_from(DraftResult(without_run(tree, len(told)), rest, logits))
 
     def show(self, step: SpecStep) -> None:
         """Hand a step to this sequence's own observer, where it has one."""

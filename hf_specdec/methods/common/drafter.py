@@ -75,7 +75,7 @@ class DraftResult:
     Attributes:
         tree (`DraftTree`): the verified tree; after the prompt, a root alone.
         accepted (`Sequence[int]`): tokens that the step added to the text, at least one: drafted ones and the one after
-            them.
+            them. Those that a grammar forces come before the step that verifies them, after a root alone.
         logits (`NodeLogits | None`): the target's logits after each node and extra token of `tree`; `None` unless the
             drafter `needs_logits`.
     """
@@ -118,7 +118,7 @@ class BaseDrafter(CandidateGenerator, ABC):
 
     @abstractmethod
     def begin(self, prompt_ids: Sequence[int]) -> None:
-        """Start a new text.
+        """Start a new text, or a text anew.
 
         Args:
             prompt_ids (`Sequence[int]`): token ids of the prompt, at least one.
@@ -207,7 +207,7 @@ class Drafter(BaseDrafter):
             logits (`torch.Tensor`, *optional*): `(C, vocab_size)`, the target's raw logits after each node and extra
                 token of `tree`; `None` unless `needs_logits`.
             accepted (`Sequence[int]`): tokens that the step added to the text, at least one: drafted ones and the one
-                after them.
+                after them. Those that a grammar forces come before the step that verifies them, after a root alone.
         """
 
     def draft_for(self, request: DraftRequest) -> DraftTree:

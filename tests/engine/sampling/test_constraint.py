@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.engine.sampling.constraint import constrained
+from hf_specdec.common.tree import DraftTree, ExtraTokens, TreeBuilder
+from hf_specdec.engine.sampling.constraint import after_run, constrained, without_run
 
 TEXT = [1, 2]
 
@@ -89,11 +89,25 @@ def test_drawn_children_stay_unless_a_token_is_forced() -> None:
 
 
 def test_extra_tokens_stay_and_each_token_is_asked_about_at_most_once() -> None:
-    from hf_specdec.common.tree import ExtraTokens
-
     extra = ExtraTokens((9,), (1,), torch.ones((1, 2), dtype=torch.bool))
     words = Words([3, 4], [3, 5], [7, 8, 9], [7, 2])
     tree = constrained(tree_of([3, 4], [3, 6, 1], [7, 8], [2]).with_extra(extra), words, TEXT)
     assert tree.extra is extra
     assert branches_of(tree) == {(3, 4), (7, 8, 9)}
     assert len(words.asked) == len(set(words.asked))
+
+
+def test_a_tree_after_a_run_and_the_same_without_it() -> None:
+    builder = TreeBuilder(4)
+    builder.add(builder.add(0, 5), 6)
+    builder.add(0, 7)
+    tree = builder.build().with_probabilities((1.0, 0.5, 0.4, 0.3))
+    longer = after_run(tree, 1, [2, 3, 4])
+    assert longer.tokens == (1, 2, 3, 4, 5, 6, 7)
+    assert [longer.depths[node] for node in (3, 4, 5, 6)] == [3, 4, 5, 4]
+    assert longer.probabilities == (1.0, 1.0, 1.0, 1.0, 0.5, 0.4, 0.3)
+    assert [longer.tokens[child] for child in longer.children(3)] == [5, 7]
+    shorter = without_run(longer, 3)
+    assert shorter == tree and shorter.probabilities == tree.probabilities
+    assert after_run(tree, 4, []) is tree and without_run(tree, 0) is tree
+    assert after_run(DraftTree.chain(2), 1, [2]).probabilities == (1.0, 1.0), "a root alone is accepted"

@@ -3,8 +3,6 @@
 import copy
 import json
 import re
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,56 +10,12 @@ import torch
 
 import hf_specdec
 from hf_specdec.errors import ConfigError, SpecError
-from tests.helpers.devices import DEVICE, EmulatedDevice, moved
-from tests.helpers.support import METHODS, plain, results_of, seed
+from tests.engine.sampling.conftest import GRAMMARS, PATTERN, PROMPTS
+from tests.helpers.support import METHODS, plain, results_of
 
 pytest.importorskip("llguidance")
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "kind": {"enum": ["cat", "catfish", "dog"]},
-        "sizes": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 3},
-    },
-    "required": ["name", "kind", "sizes"],
-    "additionalProperties": False,
-}
-PATTERN = r"[a-z]{2,6}\([a-z]{1,3}, [0-9]\)"
-GRAMMARS: dict[str, dict[str, Any]] = {
-    "schema": {"json_schema": SCHEMA},
-    "object": {"json_object": True},
-    "regex": {"regex": PATTERN},
-    "lark": {"lark": 'start: "(" (start | WORD) ")"\nWORD: /[a-z]+/'},
-}
-PROMPTS = ["x = ", "def add(a, b):\n    return ", "for item in items:\n    "]
 TREES = {"prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}}}
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
-
-
-@pytest.fixture(scope="module")
-def draft() -> Any:
-    return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft"), precision="fp32")
-
-
-@pytest.fixture
-def make(tokenizer: Any) -> Callable[..., Any]:
-    return lambda name="schema", **more: hf_specdec.grammar(tokenizer, **GRAMMARS[name], **more)
-
-
-@pytest.fixture
-def batch(tokenizer: Any) -> dict[str, Any]:
-    encoded = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left")
-    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
-
-
-@pytest.fixture
-def prompt(tokenizer: Any) -> dict[str, Any]:
-    return {"input_ids": tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]}
 
 
 def method_of(name: str, draft: Any) -> dict[str, Any]:
@@ -150,67 +104,6 @@ def test_answers_follow_the_grammar(target: Any, prompt: Any, make: Any, tokeniz
     answer = json.loads(texts["schema"])
     assert list(answer) == ["name", "kind", "sizes"] and json.dumps(answer) == texts["schema"]
     assert re.fullmatch(PATTERN, texts["regex"])
-
-
-def test_forced_tokens_are_drafted_accepted_and_counted(target: Any, prompt: Any, make: Any) -> None:
-    steps: list[Any] = []
-    output = target.generate(
-        **prompt,
-        max_new_tokens=60,
-        logits_processor=[make()],
-        spec_method="prompt_lookup",
-        spec_observer=steps.append,
-        return_dict_in_generate=True,
-    )
-    stats = output.spec_stats
-    described = [(step, node, number) for step in steps for number, node in enumerate(step.nodes, 1)]
-    forced = [(step, number) for step, node, number in described if node.source == "grammar"]
-    assert len(described) == stats.num_draft_tokens
-    assert len(forced) == stats.num_forced_tokens
-    assert sum(number in step.path for step, number in forced) == stats.num_accepted_forced_tokens
-    at_root = [step for step in steps if step.nodes and step.nodes[0].source == "grammar"]
-    assert at_root and all(len(step.path) > 1 for step in at_root), "a forced token is never rejected"
-    alone = target.generate(
-        **prompt, max_new_tokens=60, logits_processor=[make()], spec_method="plain", return_dict_in_generate=True
-    )
-    assert alone.spec_stats.num_draft_tokens == 0
-    assert stats.num_forwards < 0.6 * alone.spec_stats.num_forwards
-
-
-class Counted:
-    """A matcher that counts what it has consumed."""
-
-    def __init__(self, matcher: Any) -> None:
-        self.matcher, self.text = matcher, list[int]()
-        self.seen: Counter[tuple[int, ...]] = Counter()
-
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        count: int = self.matcher.try_consume_tokens(tokens)
-        self.seen[(*self.text, *tokens)] += 1
-        self.text += tokens[:count]
-        return count
-
-    def rollback(self, count: int) -> bool:
-        del self.text[len(self.text) - count :]
-        return bool(self.matcher.rollback(count))
-
-    def reset(self) -> bool:
-        self.text = []
-        return bool(self.matcher.reset())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.matcher, name)
-
-
-def test_the_matcher_sees_no_rejected_token_twice(target: Any, prompt: Any, make: Any) -> None:
-    processor = make()
-    row = processor.of_row(0)
-    counted = row._matcher = Counted(row._matcher)
-    ids = target.generate(**prompt, max_new_tokens=60, logits_processor=[processor], **TREES["prompt_lookup_tree"])
-    text = tuple(ids[0, prompt["input_ids"].shape[1] :].tolist())
-    rejected = {path: count for path, count in counted.seen.items() if text[: len(path)] != path}
-    assert rejected and set(rejected.values()) == {1}
-    assert max(counted.seen.values()) <= 2, "once as a draft, once as a part of the text"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -305,28 +198,3 @@ def test_a_special_token_that_the_matcher_cannot_follow_ends_the_call(tokenizer:
     named = hf_specdec.grammar(marked, lark=f'start: <[{mark}]> "a"')
     for ids in ([5], [5, mark]):
         assert named(torch.tensor([ids]), scores).isfinite().sum() == 1
-
-
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
-def test_on_a_device_all_nodes_are_masked_at_once_with_one_read_a_step(
-    target: Any, prompt: Any, make: Any, do_sample: bool
-) -> None:
-    with EmulatedDevice() as device:
-        model, ids = moved(target, DEVICE), prompt["input_ids"].to(DEVICE)
-        options: dict[str, Any] = {"do_sample": do_sample, "return_dict_in_generate": True}
-        model.generate(ids, max_new_tokens=2, **options, logits_processor=[make()], spec_method="prompt_lookup")
-        reads, forwards, length = [], [], 0
-        for length in (8, 20):
-            seed(5)
-            expected = plain(model, ids, max_new_tokens=length, **options, logits_processor=[make()])
-            seed(5)
-            device.reads.clear()
-            output = model.generate(
-                ids, max_new_tokens=length, **options, logits_processor=[make()], spec_method="prompt_lookup"
-            )
-            reads.append(len(device.reads))
-            forwards.append(output.spec_stats.num_forwards)
-            assert output.sequences.tolist() == expected.sequences.tolist()
-            assert output.spec_stats.num_accepted_forced_tokens > 0
-        if not do_sample:  # draws below the first levels have a read of their own
-            assert reads[1] - reads[0] == forwards[1] - forwards[0] < 12
