@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -13,7 +14,8 @@ import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.serve.answer_grammars import tool_call_grammar
 from tests.helpers.support import plain
-from tests.serve.conftest import NAME
+from tests.serve.conftest import NAME, serving
+from tests.serve.test_tools import TEMPLATE
 
 pytest.importorskip("llguidance")
 
@@ -159,3 +161,111 @@ def test_marks_that_are_tokens_are_written_as_such(
 def test_an_unknown_form_is_refused(chat_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'hermes'"):
         tool_call_grammar(chat_tokenizer, "hermess", TOOLS, [0], many=True)
+
+
+def strict(tools: list[Any]) -> list[Any]:
+    return [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+
+
+@pytest.fixture(scope="module")
+def tool_tokenizer(chat_tokenizer: Any) -> Any:
+    tokenizer = copy.deepcopy(chat_tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def caller(target: Any, tool_tokenizer: Any) -> Iterator[openai.OpenAI]:
+    with (
+        serving(target, tool_tokenizer, max_new_tokens=120, spec_method="auto") as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found,
+    ):
+        yield found
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [("required", None), ({"type": "function", "function": {"name": "find"}}, "find")],
+    ids=["required", "named"],
+)
+def test_a_call_that_is_required_has_the_tool_s_arguments(
+    caller: openai.OpenAI, choice: Any, name: str | None, is_streamed: bool
+) -> None:
+    asked: dict[str, Any] = {"messages": MESSAGES, "tools": strict(TOOLS), "tool_choice": choice}
+    asked |= {"model": NAME, "temperature": 0, "parallel_tool_calls": False}
+    if is_streamed:
+        with caller.chat.completions.stream(**asked) as stream:
+            found = stream.get_final_completion().choices[0]
+    else:
+        found = caller.chat.completions.create(**asked).choices[0]
+    (call,) = found.message.tool_calls
+    assert found.finish_reason == "tool_calls" and not found.message.content
+    assert name in (None, call.function.name)
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "find":
+        assert isinstance(arguments["name"], str) and 0 <= arguments["place"]["x"] <= 9
+    else:
+        assert arguments == {}
+
+
+def test_a_required_call_is_plain_generation_s_under_its_grammar(
+    caller: openai.OpenAI, target: Any, tool_tokenizer: Any
+) -> None:
+    tool = strict(TOOLS[:1])
+    processor = tool_call_grammar(tool_tokenizer, "hermes", tool, [0], many=False)
+    chat = tool_tokenizer.apply_chat_template(
+        MESSAGES, tools=tool, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    ids = chat["input_ids"]
+    alone = plain(target, ids, max_new_tokens=120, do_sample=False, logits_processor=[processor])
+    answer = caller.chat.completions.create(
+        model=NAME,
+        messages=MESSAGES,
+        tools=tool,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        logprobs=True,
+    )
+    assert answer.usage.prompt_tokens == ids.shape[1]
+    told = "".join(entry.token for entry in answer.choices[0].logprobs.content)
+    assert told == tool_tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_text_may_come_before_strict_calls(chat_tokenizer: Any, is_special: bool) -> None:
+    tokenizer = copy.deepcopy(chat_tokenizer)
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"], special_tokens=is_special)
+    ends = [tokenizer.eos_token_id]
+    processor = tool_call_grammar(tokenizer, "hermes", strict(TOOLS), ends, many=True, after_text=True)
+    first, second = FORMS["hermes"]
+    for text in ("", "Hi <b>\n", first, f"Hi {first}", f"<think>\nx\n</think>\n\n{first}\n{second}"):
+        assert accepts(processor, tokenizer, text), text
+    for text in (first.replace("3", "33"), f"Hi {first.replace('find', 'found')}", f"{first}Hi"):
+        assert not accepts(processor, tokenizer, text), text
+    with pytest.raises(ConfigError, match="must be unset where no token marks calls"):
+        tool_call_grammar(tokenizer, "llama3_json", TOOLS, ends, many=True, after_text=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tool_choice": "required"}, "tool_choice must be one of tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "must be one of tools"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format must be text where tools"),
+        ({"tools": strict(TOOLS)}, "tools: `strict` must be unset where no token marks calls among text"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "chat_template_kwargs": {"enable_thinking": True}},
+            "tool_choice: `tool_choice` must be unset where the chat template opens the reasoning",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "chat_template_kwargs": {"enable_thinking": True}},
+            "response_format: `response_format` must be unset where the chat template opens the reasoning",
+        ),
+    ],
+)
+def test_choices_that_no_grammar_can_follow_are_named(caller: openai.OpenAI, fields: Any, told: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=re.escape(told)):
+        caller.chat.completions.create(model=NAME, messages=MESSAGES, extra_body=fields)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hf_specdec.engine.sampling.grammar import COMPACT, Grammar, grammar
-from hf_specdec.errors import unknown_name
+from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.tools.serve.chat_format import THINKING
 from hf_specdec.tools.serve.protocol import ResponseFormat
 
 OPTIONS = {"x-guidance": {**COMPACT, "lenient": True}}  # what llguidance cannot follow of a schema is left to the model
@@ -29,16 +30,25 @@ def answer_grammar(tokenizer: Any, asked: ResponseFormat | None, eos_token_id: C
 
 
 def tool_call_grammar(
-    tokenizer: Any, call_format: str, tools: Sequence[dict[str, Any]], eos_token_id: Collection[int], *, many: bool
+    tokenizer: Any,
+    call_format: str,
+    tools: Sequence[dict[str, Any]],
+    eos_token_id: Collection[int],
+    *,
+    many: bool,
+    after_text: bool = False,
 ) -> Grammar:
-    """The grammar of one call, or of one or more where `many`, of these tools.
+    """The grammar of one call, or of one or more where `many`, of these tools; or of text and perhaps such calls.
 
     Args:
         call_format (`str`): a name of `CALLS`.
-        tools: as chat templates take them; those that may be called.
+        tools: as chat templates take them; those that may be called. Of a tool that is `strict`, llguidance has to
+            follow all parameters.
+        after_text (`bool`, *optional*, defaults to `False`): whether the model may write text before calls, or alone.
 
     Raises:
-        ConfigError: there is no such format, or llguidance cannot follow the parameters of a tool.
+        ConfigError: there is no such format, llguidance cannot follow the parameters of a tool, or nothing in the
+            format tells calls from text.
         MissingExtraError: llguidance is not installed.
     """
     if call_format not in CALLS:
@@ -49,7 +59,13 @@ def tool_call_grammar(
     )
     calls = [write(tool["function"]["name"], _parameters(tool), lark) for tool in tools]
     more = f"({lark.literal(joint)} call)*" if many else ""
-    lark.rules += [f"call: {' | '.join(calls)}", f"start: {lark.literal(opening)} call {more} {lark.literal(closing)}"]
+    start = f"{lark.literal(opening)} call {more} {lark.literal(closing)}"
+    if after_text:
+        if (mark := next((one for one in lark.added if opening.startswith(one)), None)) is None:
+            rule, remedy = "must be unset where no token marks calls among text", "Or set tool_choice to required."
+            raise ConfigError("strict", rule, True, remedy)
+        start = f"{lark.text_without(mark)} ({start})?"
+    lark.rules += [f"call: {' | '.join(calls)}", f"start: {start}"]
     return grammar(tokenizer, lark="\n".join(lark.rules), eos_token_id=sorted(eos_token_id) or None)
 
 
@@ -71,6 +87,13 @@ class _Lark:
         written = [f"<[{self.added[part]}]>" if part in self.added else json.dumps(part) for part in parts if part]
         return " ".join(written)
 
+    def text_without(self, mark: str) -> str:
+        """Add rules for text, reasoning in it, that does not hold a mark; returns their name."""
+        marks = [self.added[one] for pair in THINKING.items() for one in pair if one in self.added]
+        thinking = " | ".join(f"<[{token}]>" for token in marks)
+        self.rules.append(f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/")
+        return self.rule(f"TEXT? (({thinking}) TEXT?)*" if thinking else "TEXT?")
+
     def rule(self, body: str, attributes: str = "") -> str:
         """Add a rule; returns its name."""
         name = f"rule_{len(self.rules)}"
@@ -80,11 +103,15 @@ class _Lark:
     def json(self, schema: dict[str, Any], parameters: Mapping[str, Any] | None = None) -> str:
         """Add a rule for JSON of a schema, which may be one of `parameters` and name their definitions."""
         shared = {name: value for name, value in (parameters or {}).items() if name in ("$defs", "definitions")}
-        return self.rule(f"%json {json.dumps({**shared, **schema, **OPTIONS})}")
+        options = {"x-guidance": (parameters or schema)["x-guidance"]}
+        return self.rule(f"%json {json.dumps({**shared, **schema, **options})}")
 
 
 def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {}, **(tool["function"].get("parameters") or {})}
+    """Schema of a tool's arguments, with llguidance's options."""
+    function = tool["function"]
+    options = {**COMPACT, "lenient": not function.get("strict")}
+    return {"type": "object", "properties": {}, **(function.get("parameters") or {}), "x-guidance": options}
 
 
 def _arguments(parameters: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:

@@ -79,6 +79,7 @@ class ChatFormat:
     """Markers that a model writes around reasoning and tool calls.
 
     Attributes:
+        name (`str`, *optional*): of its calls' format, where that is one of `FORMATS`.
         template (`dict`): a response template of transformers.
         calls (`tuple[str, ...]`): its fields that hold calls.
         skipped: special tokens that are no markers, without tools and with them.
@@ -86,6 +87,7 @@ class ChatFormat:
     """
 
     tokenizer: Any
+    name: str | None
     template: dict[str, Any]
     calls: tuple[str, ...]
     skipped: tuple[frozenset[int], frozenset[int]]
@@ -107,8 +109,9 @@ class ChatFormat:
             template = _from_file(Path(tool_parser))
         elif tool_parser is not None and tool_parser not in FORMATS:
             raise unknown_name("--tool-parser", tool_parser, tuple(FORMATS))
-        has_anchor = template is not None
-        template = template or _shown_by(tokenizer, tool_parser)
+        has_anchor, name = template is not None, None
+        if template is None:
+            name, template = _shown_by(tokenizer, tool_parser)
         try:
             tokenizer.get_response_parser(template, prefix="")
         except (ValueError, AttributeError) as error:
@@ -117,7 +120,7 @@ class ChatFormat:
         calls = tuple(name for name in template["fields"] if name not in ("content", *REASONING_FIELDS))
         fields = {name: field for name, field in template["fields"].items() if name not in calls}
         skipped = _skipped(tokenizer, fields), _skipped(tokenizer, template["fields"])
-        return cls(tokenizer, template, calls, skipped, has_anchor)
+        return cls(tokenizer, name, template, calls, skipped, has_anchor)
 
     def parser(
         self, prompt_ids: Sequence[int], tools: Sequence[dict[str, Any]], max_calls: int | None = None
@@ -132,15 +135,17 @@ class ChatFormat:
         fields = {name: field for name, field in self.template["fields"].items() if tools or name not in self.calls}
         if fields.keys() <= {"content"}:
             return ChatParser()
-        if self.has_anchor:
-            prefix = self.tokenizer.decode(prompt_ids)
-        else:
-            ending = self.tokenizer.decode(prompt_ids[-16:]).rstrip()
-            prefix = next((mark for mark in THINKING if ending.endswith(mark) and "reasoning_content" in fields), "")
+        prefix = self.tokenizer.decode(prompt_ids) if self.has_anchor else self.opened(prompt_ids)
         parser = self.tokenizer.get_response_parser(
             {**self.template, "fields": fields}, prefix=prefix, tools=list(tools)
         )
         return ChatParser(parser, self.skipped[bool(tools)], max_calls)
+
+    def opened(self, prompt_ids: Sequence[int]) -> str:
+        """The marker with which a prompt opens the reasoning; empty where it does not."""
+        ending = str(self.tokenizer.decode(prompt_ids[-16:])).rstrip()
+        is_read = "reasoning_content" in self.template["fields"]
+        return next((mark for mark in THINKING if ending.endswith(mark) and is_read), "")
 
 
 class ChatParser:
@@ -213,8 +218,12 @@ def _calls(value: Any) -> list[dict[str, str]] | None:
     return found
 
 
-def _shown_by(tokenizer: Any, name: str | None) -> dict[str, Any]:
-    """A response template for what the chat template and the vocabulary show; `name` is that of its calls' format."""
+def _shown_by(tokenizer: Any, name: str | None) -> tuple[str | None, dict[str, Any]]:
+    """The calls' format and a response template for what the chat template and the vocabulary show.
+
+    Args:
+        name: of the calls' format, where it is known.
+    """
     text, known = str(tokenizer.chat_template or ""), tokenizer.get_added_vocab()
     found = (name for name, (marks, _) in FORMATS.items() if any(mark in text for mark in marks))
     name = name or next(found, None)
@@ -224,7 +233,7 @@ def _shown_by(tokenizer: Any, name: str | None) -> dict[str, Any]:
             opened, closed = re.escape(opening), re.escape(closing)
             pattern = {"open_pattern": rf"{opened}\s*", "close_pattern": rf"\s*{closed}\s*"}
             fields.setdefault("reasoning_content", pattern)
-    return {"start_anchor_pattern": r"\A", "fields": {**fields, "content": {}}}
+    return name, {"start_anchor_pattern": r"\A", "fields": {**fields, "content": {}}}
 
 
 def _skipped(tokenizer: Any, fields: dict[str, Any]) -> frozenset[int]:

@@ -129,7 +129,7 @@ class Function(_Body):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(_Body):
@@ -137,6 +137,19 @@ class Tool(_Body):
 
     type: Literal["function"]
     function: Function
+
+
+class FunctionName(_Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(_Body):
+    """The tool that an answer has to call."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class GenerationRequest(_Body):
@@ -232,7 +245,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
     tools: list[Tool] = []
-    tool_choice: Literal["none", "auto"] = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -242,6 +255,23 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs must come with logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _offers_its_choice(self) -> Self:
+        """Refuse a choice of tools that are not offered, and a form of text beside calls."""
+        if self.tool_choice not in ("none", "auto") and not self.forced_tools:
+            raise ValueError("tool_choice must be one of tools")
+        is_free = bool(self.offered_tools) and not self.forced_tools
+        if is_free and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format must be text where tools may be called: send one of them")
+        return self
+
+    @property
+    def forced_tools(self) -> list[dict[str, Any]]:
+        """Tools of which the answer has to call one."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        is_forced = named is not None or self.tool_choice == "required"
+        return [tool for tool in self.offered_tools if is_forced and named in (None, tool["function"]["name"])]
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

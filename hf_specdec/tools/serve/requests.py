@@ -17,7 +17,7 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
-from hf_specdec.tools.serve.answer_grammars import answer_grammar
+from hf_specdec.tools.serve.answer_grammars import answer_grammar, tool_call_grammar
 from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat, ChatParser
 from hf_specdec.tools.serve.limits import ServerLimits, check_request
 from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
@@ -92,7 +92,7 @@ class RequestReader:
         if request.presence_penalty or request.frequency_penalty:
             penalties = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
             inputs["logits_processor"] = [GeneratedTokenPenalties(*penalties, prompt_length=len(ids))]
-        if (grammar := self._grammar(request)) is not None:
+        if (grammar := self._grammar(request, ids)) is not None:
             inputs["logits_processor"] = [*inputs.get("logits_processor", ()), grammar]
         if request.num_logprobs is not None:
             inputs |= self._after_recorder(inputs) | {"num_logprobs": request.num_logprobs}
@@ -113,15 +113,36 @@ class RequestReader:
             return [inputs] * request.n
         return [{**inputs, "seed": request.seed + index} for index in range(request.n)]
 
-    def _grammar(self, request: GenerationRequest) -> Any:
+    def _grammar(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> Any:
         """The grammar of a request's answer; `None` without one."""
         if not isinstance(request, ChatRequest):
             return None
+        tools, forced = request.offered_tools, request.forced_tools
+        is_strict = any(tool["function"].get("strict") for tool in tools)
+        field = "response_format" if not tools else "tool_choice" if forced else "tools"
         try:
-            return answer_grammar(self.tokenizer, request.response_format, self.end_tokens)
+            if not forced and not is_strict:
+                found = answer_grammar(self.tokenizer, request.response_format, self.end_tokens)
+            elif self.chat_format.name is None:
+                rule = f"must name one of {', '.join(FORMATS)} for grammars of calls"
+                raise ConfigError("--tool-parser", rule, self.tool_parser, "It is an option of the server.")
+            else:
+                many = request.parallel_tool_calls and (not forced or request.tool_choice == "required")
+                found = tool_call_grammar(
+                    self.tokenizer,
+                    self.chat_format.name,
+                    forced or tools,
+                    self.end_tokens,
+                    many=many,
+                    after_text=not forced,
+                )
+            if found is not None and (forced or not tools) and self.chat_format.opened(prompt_ids):
+                remedy = 'Turn it off, as by "chat_template_kwargs": {"enable_thinking": false}.'
+                raise ConfigError(field, "must be unset where the chat template opens the reasoning", None, remedy)
         except (ConfigError, MissingExtraError) as error:
-            message = f"response_format: {' '.join(str(error).split())}"
-            raise RequestError(400, message, "invalid_value", "response_format") from error
+            message = f"{field}: {' '.join(str(error).split())}"
+            raise RequestError(400, message, "invalid_value", field) from error
+        return found
 
     def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The processors that generate makes of settings, as processors of the caller's: a recorder comes first."""
