@@ -33,6 +33,7 @@ SUMMARY = {
     "speed_by_prompt",
     "speed_fifth_percentile",
     "speed_least",
+    "slowest_prompt",
     "speed_by_processor_time",
     "speed_against",
     "tokens_per_second",

@@ -26,7 +26,7 @@ import json, sys
 for number, line in enumerate(sys.stdin):
     call = json.loads(line)
     if not number:
-        print(json.dumps({"versions": {"toy": "1.0"}}))
+        print(json.dumps({"versions": {"toy": "1.0", "torch": "2", "transformers": "5"}}))
     elif len(call["ids"]) > 1:
         print(json.dumps({"error": "ValueError: takes one prompt"}))
     elif call["row"] == "dies":
@@ -77,7 +77,7 @@ def test_a_library_is_measured_beside_generate(with_toy: LoadedModel) -> None:
     """By its own times and the counts of its forwards; a batch that it refuses is told."""
     document = Bench([with_toy], batched(PROMPTS, [1, 2]), SETTINGS, rows=["toy:lookup,size=4"]).run()
     (entry,) = document["models"]
-    assert entry["rows"][1]["config"] == {"size": 4, "versions": {"toy": "1.0"}}
+    assert entry["rows"][1]["config"] == {"size": 4, "versions": {"toy": "1.0", "torch": "2", "transformers": "5"}}
     summary = entry["summary"]["greedy"]["toy:lookup,size=4"]
     assert summary["errors"] == {"ValueError: takes one prompt": ["2 rows"]}
     assert summary["speed"].keys() == {"code", "overall"}
@@ -85,7 +85,9 @@ def test_a_library_is_measured_beside_generate(with_toy: LoadedModel) -> None:
     assert (summary["tokens_per_step"]["code"], summary["nodes_per_step"]["code"]) == (2.0, 2.0)
     assert summary["share_equal"] == 0.0
     assert "toy:lookup,size=4 (greedy) refuses 2 rows: ValueError: takes one prompt" in notes(document)
-    assert "| toy:lookup,size=4 |" in markdown(document)
+    assert "| toy:lookup,size=4 |" in markdown(document) and "toy 1.0 with torch 2, transformers 5" in markdown(
+        document
+    )
 
 
 def test_a_process_that_ends_is_a_row_that_says_so(with_toy: LoadedModel) -> None:

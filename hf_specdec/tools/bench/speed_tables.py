@@ -12,7 +12,7 @@ from hf_specdec.tools.bench.table import Table
 DETAILS = {
     "": "{name}",
     "5th percentile": "{speed_fifth_percentile:.2f}",
-    "least": "{speed_least:.2f}",
+    "least": "{speed_least:.2f} ({slowest_prompt})",
     "by CPU time": "{speed_by_processor_time[median]:.2f}",
     "tokens/s": "{tokens_per_second:.1f}",
     "first token": "{first_token_ms:.1f} ms",

@@ -5,6 +5,7 @@ two calls having run one after the other; a row's ratio is the median over promp
 bootstrap over prompts.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,12 +74,14 @@ def _row_summary(
     own_watched = [record for record in watched if record["row"] == name and "error" not in record]
     drafting = [record for record in own if record.get("draft_seconds") is not None]
     seconds, num_tokens = _sum(own, clock), _sum(own, "num_tokens")
-    ratios = [ratio for of_task in _by_prompt(own, timed, clock).values() for ratio in of_task]
+    ratios = _by_prompt(own, timed, clock)
+    slowest = min(ratios, key=ratios.__getitem__, default=None)
     return {
         "speed": _ratios(own, timed, clock),
-        "speed_by_prompt": ratios,
-        "speed_fifth_percentile": _quantile(ratios, 0.05),
-        "speed_least": min(ratios, default=None),
+        "speed_by_prompt": list(ratios.values()),
+        "speed_fifth_percentile": _quantile(list(ratios.values()), 0.05),
+        "speed_least": None if slowest is None else ratios[slowest],
+        "slowest_prompt": None if slowest is None else slowest[1],
         "speed_by_processor_time": _ratios(own, timed, "cpu_seconds").get(OVERALL),
         "speed_against": {base: _ratios(own, timed, clock, base) for base in bases},
         "tokens_per_second": num_tokens / seconds if seconds else None,
@@ -135,29 +138,26 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 def _ratios(own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE) -> dict[str, Any]:
     """Speed against the row `base` for each task and overall, with intervals."""
-    by_task = _by_prompt(own, records, clock, base)
-    everything = [ratio for ratios in by_task.values() for ratio in ratios]
-    groups = {**by_task, OVERALL: everything} if everything else {}
+    groups: dict[str, list[float]] = {}
+    for (task, _, _), ratio in _by_prompt(own, records, clock, base).items():
+        groups.setdefault(task, []).append(ratio)
+    if groups:
+        groups[OVERALL] = [ratio for ratios in groups.values() for ratio in ratios]
     return {task: median_with_interval(ratios) for task, ratios in groups.items()}
 
 
 def _by_prompt(
     own: Sequence[Record], records: Sequence[Record], clock: str, base: str = REFERENCE
-) -> dict[str, list[float]]:
-    """Ratios to the row `base` of each task's prompts."""
+) -> dict[tuple[str, str, int], float]:
+    """Ratio to the row `base`, the median over rounds, by task, prompt and turn."""
     references = {_visit(record): record for record in records if record["row"] == base}
-    by_prompt: dict[tuple[str, str, int], list[float]] = {}
+    rounds: dict[tuple[str, str, int], list[float]] = {}
     for record in own:
         other = references[_visit(record)]
         if min(record[clock], other[clock], record["num_tokens"], other["num_tokens"]) > 0:
             ratio = (other[clock] / other["num_tokens"]) / (record[clock] / record["num_tokens"])
-            by_prompt.setdefault((record["task"], record["prompt"], record["turn"]), []).append(ratio)
-    by_task: dict[str, list[float]] = {}
-    for (task, _, _), ratios in by_prompt.items():
-        ratio = _median(ratios)
-        assert ratio is not None
-        by_task.setdefault(task, []).append(ratio)
-    return by_task
+            rounds.setdefault((record["task"], record["prompt"], record["turn"]), []).append(ratio)
+    return {prompt: statistics.median(ratios) for prompt, ratios in rounds.items()}
 
 
 def _share_equal(seen: Sequence[Record], field: str) -> float | None:
