@@ -1,7 +1,9 @@
 """What a step costs, and the document of everything that waits for a GPU, tried on a CPU with a tiny shape."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,6 +268,24 @@ def test_the_figures_are_tried_on_a_cpu_and_go_on_where_their_document_ends(
     assert again["tables"][0]["rows"][: len(done)] == done
     assert [row["name"] for row in again["tables"][0]["rows"][len(done) :]] == [name]
     assert not again["tables"][1]["rows"]
+
+
+def test_matrix_products_that_do_not_compile_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: Any) -> list[dict[str, Any]]:
+        if not found:
+            raise ValueError("no such instruction\nat line 3")
+        return found
+
+    found: list[dict[str, Any]] = []
+    module = SimpleNamespace(measure_products=measure, COLUMNS={"product": "{name}"})
+    monkeypatch.setitem(sys.modules, "hf_specdec.tools.bench.gpu_products", module)
+    document: dict[str, Any] = {"tables": [], "copy_bandwidth": 1e12}
+    how = (document, "7B", gpu_shapes.SHAPES["7B"], torch.device("cuda"))
+    assert gpu._add_products(*how) == [{"name": "matrix products", "reason": "no such instruction"}]
+    assert not document["tables"]
+    found.append({"name": "down"})
+    assert gpu._add_products(*how) == []
+    assert [table["rows"] for table in document["tables"]] == [found]
 
 
 def test_large_shapes_without_an_accelerator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ from hf_specdec.errors import ConfigError, first_line, unknown_name
 from hf_specdec.loading import embedded
 from hf_specdec.tools.bench.document import Document, add_table, check_document_file, load_document, write_document
 from hf_specdec.tools.bench.gpu_cells import LATE, ONE_TOKEN, free_memory, is_out_of_memory, measured_cell
-from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection, figures_of
+from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection, Shape, figures_of
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.tools.bench.measure import synchronize
@@ -149,6 +150,9 @@ def _measure_shape(
         if share is not None:
             note = f"{name}: plain decoding at one token reads its weights at {share:.0%} of it."
             document["notes"] = [*dict.fromkeys([*document["notes"], note])]
+        if where.type == "cuda" and find_spec("triton") is not None:
+            left_out += _add_products(document, name, shape, where)
+            keep(document)
         stage = "what a step costs"
         if (chosen := selections[0]).steps:
             prompts = spread(default_prompts(), chosen.num_prompts)
@@ -157,6 +161,18 @@ def _measure_shape(
         if not is_out_of_memory(error):
             raise
         left_out.append({"name": stage, "reason": first_line(error)})
+
+
+def _add_products(document: Document, name: str, shape: Shape, where: torch.device) -> list[dict[str, Any]]:
+    """Add a table of single matrix products; returns why there is none, as a row that is left out."""
+    try:
+        from hf_specdec.tools.bench import gpu_products  # which needs Triton
+
+        found = list(gpu_products.measure_products(shape, document["copy_bandwidth"], where))
+    except Exception as error:  # noqa: BLE001 - compilers fail in many ways
+        return [{"name": "matrix products", "reason": first_line(error)}]
+    _table(document, f"{name}, share of the copy bandwidth", gpu_products.COLUMNS)[:] = found
+    return []
 
 
 def _add_profile(document: Document, shape: str, row: Mapping[str, Any], call: Mapping[str, Any]) -> None:

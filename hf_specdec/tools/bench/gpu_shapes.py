@@ -76,7 +76,7 @@ SHAPES: Mapping[str, Shape] = {
 
 PLAIN, AUTO = "plain, static cache", "auto, static cache"
 FIGURES: Sequence[tuple[str, Selection]] = tuple(
-    (name, Selection((batch,), (context,), rows, steps=False, num_texts=3, profiles=profiles, row_seconds=150.0))
+    (name, Selection((batch,), (context,), rows, steps=False, num_texts=3, profiles=profiles, row_seconds=180.0))
     for name, batch, context, profiles, rows in (  # what says most first
         ("7B", 1, 512, True, (PLAIN, AUTO)),
         ("7B", 1, 512, False, (f"{PLAIN}, sampled", f"{AUTO}, sampled")),
