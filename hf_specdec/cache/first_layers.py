@@ -1,33 +1,16 @@
-"""The first layers of a cache, driven by themselves between two commits of all layers.
-
-A draft of the target's first layers writes its columns where the target's own will stand.
-"""
+"""The first layers of a cache: a draft of them writes its columns where the target's own will stand."""
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 
 
-class FirstLayers:
-    """The first `count` layers of `whole`, which keeps them.
-
-    Attributes:
-        cache (`SpecCache`): these layers as a cache of their own.
-    """
-
-    def __init__(self, whole: SpecCache, count: int) -> None:
-        self.whole = whole
-        layers = whole.layers[:count]
-        is_static = isinstance(whole, StaticSpecCache)
-        self.cache = _StaticPart(layers, whole) if is_static else SpecCache(layers, reserve=whole.reserve)
-
-    def begin(self) -> None:
-        """A round begins: nothing is uncommitted."""
-        self.cache.sync()
-
-    def drop(self) -> None:
-        """The round is over: what it has written counts as free; the columns' content stays until it is overwritten."""
-        self.whole.rollback()
+def first_layers_of(whole: SpecCache, count: int) -> SpecCache:
+    """The first `count` layers of `whole`, which keeps them, as a cache of their own."""
+    layers = whole.layers[:count]
+    return (
+        _StaticPart(layers, whole) if isinstance(whole, StaticSpecCache) else SpecCache(layers, reserve=whole.reserve)
+    )
 
 
 class _StaticPart(StaticSpecCache):

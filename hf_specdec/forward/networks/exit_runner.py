@@ -14,8 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.cache.first_layers import FirstLayers
+from hf_specdec.cache.first_layers import first_layers_of
 from hf_specdec.cache.rollback import rollback_over
+from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
@@ -66,7 +67,8 @@ class ExitRunner(BaseDraftRunner):
         self.max_positions = facts.of(position_limit, model)
         self._adapter, self._masks = adapter_of(self.model), TreeMasks(self.model)
         self._target: Callable[[], ModelRunner | None] = lambda: None
-        self._first: FirstLayers | None = None
+        self._whole: SpecCache | None = None  # the target's cache, and its first layers
+        self._first: SpecCache | None = None
         self._drafting: ModelRunner | None = None  # in a round
 
     @property
@@ -86,9 +88,9 @@ class ExitRunner(BaseDraftRunner):
         lacks_text = any(len(text) - 1 > target.num_cached_tokens(row) for row, text in enumerate(target.texts))
         if (lacks_text and not target.lockstep) or target.drops_cache_next():
             return 0
-        rooms = [1 << 30, self.target.draft_room]
+        rooms = [1 << 30, target.draft_room]
         if self.max_positions is not None:
-            rooms.append(max(self.max_positions - 1 - self.target.position, 0))
+            rooms.append(max(self.max_positions - 1 - target.position, 0))
         return min(room for room in rooms if room is not None)
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
@@ -104,22 +106,22 @@ class ExitRunner(BaseDraftRunner):
 
     def end_round(self) -> None:
         """The target is about to compute: its columns take the place of the drafts'."""
-        if self._drafting is not None and self._first is not None:
-            self._first.drop()
+        if self._drafting is not None and self._whole is not None:
+            self._whole.rollback()
         self._drafting = None
 
     def _begin(self) -> ModelRunner:
         """Drives the first layers for one round, as the target is now."""
-        target = self.target
-        if target.cache.spec is None:
+        target, whole = self.target, self.target.cache.spec
+        if whole is None:
             raise ConfigError("exit_layer", "must be unset with this cache", self.layers, OWN_CACHE)
-        if self._first is None or self._first.whole is not target.cache.spec:
-            self._first = FirstLayers(target.cache.spec, self.layers)
-        self._first.begin()
+        if self._first is None or self._whole is not whole:
+            self._whole, self._first = whole, first_layers_of(whole, self.layers)
+        self._first.sync()  # nothing is uncommitted
         own = copy.copy(target)
         own.model, own.adapter, own.end_drafts = self.model, self._adapter, None
-        own.cache = rollback_over(self._first.cache, lockstep=target.lockstep)
-        inputs = target.step_inputs().over(own.model, self._first.cache, self._masks, own.adapter)
+        own.cache = rollback_over(self._first, lockstep=target.lockstep)
+        inputs = target.step_inputs().over(own.model, self._first, self._masks, own.adapter)
         own._inputs, own._layouts = inputs, []  # noqa: SLF001 a copy of its own
         own._widths, own.compiled = ForwardWidths(None, None), None  # noqa: SLF001
         return own

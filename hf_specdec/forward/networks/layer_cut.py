@@ -4,15 +4,13 @@ import copy
 import functools
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.errors import UnsupportedModelError
-
-Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def path_to_layers(model: PreTrainedModel) -> str:
@@ -56,49 +54,37 @@ def first_layers(model: PreTrainedModel, layers: int, path: str | None = None) -
         UnsupportedModelError: as of `path_to_layers` and `check_forwards`.
     """
     path = path or path_to_layers(model)
+    check_forwards(model, path)
     own = layers_of(model, path)
     first = torch.nn.ModuleList(list(own)[:layers])
     first.training = own.training
-    return cut_after(model, path, first)
-
-
-def cut_after(model: PreTrainedModel, path: str, layers: torch.nn.ModuleList) -> PreTrainedModel:
-    """A copy of `model` with `layers` in place of its list at `path`, and a configuration of as many layers.
-
-    Raises:
-        UnsupportedModelError: as of `check_forwards`.
-    """
-    check_forwards(model, path)
-    config = _cut_config(model.config, len(layers))
+    config = _cut_config(model.config, layers)
     configs = {id(model.config): config, id(compat.text_config(model.config)): compat.text_config(config)}
-    cut = with_modules(model, {path: layers}, configs)
+    cut = _with_module(model, path, first, configs)
+    assert isinstance(cut, PreTrainedModel)
     cut.config, cut.generation_config = config, copy.deepcopy(model.generation_config)
     return cut
 
 
-def with_modules(
-    module: Module, replacements: Mapping[str, torch.nn.Module], configs: Mapping[int, Any] | None = None
-) -> Module:
-    """A copy of `module` that shares everything but the ways to `replacements`, and holds those.
+def _with_module(
+    module: torch.nn.Module, path: str, new: torch.nn.Module, configs: Mapping[int, Any]
+) -> torch.nn.Module:
+    """A copy of `module` that shares everything but the way to `path`, and holds `new` there.
 
     Args:
-        replacements: the new modules by their dotted names.
         configs: configurations that the copies get in place of their own, by the identity of these.
     """
-    twin = shallow_copy(module)
-    if configs and id(getattr(module, "config", None)) in configs:
+    if not path:
+        return new
+    twin = _shallow_copy(module)
+    if id(getattr(module, "config", None)) in configs:
         twin.config = configs[id(module.config)]
-    below: dict[str, dict[str, torch.nn.Module]] = {}
-    for path, new in replacements.items():
-        name, _, rest = path.partition(".")
-        below.setdefault(name, {})[rest] = new
-    for name, inside in below.items():
-        new = inside[""] if "" in inside else with_modules(module.get_submodule(name), inside, configs)
-        twin.add_module(name, new)
+    name, _, rest = path.partition(".")
+    twin.add_module(name, _with_module(module.get_submodule(name), rest, new, configs))
     return twin
 
 
-def shallow_copy(module: Module) -> Module:
+def _shallow_copy(module: torch.nn.Module) -> torch.nn.Module:
     """Another module with the same parts; functions kept on the instance that call the module call the copy.
 
     Compiled ones are taken as they were before `torch.compile`.
