@@ -174,6 +174,7 @@ def _servers(folder: Path, *, batch_size: int, threads: int, is_continuous: bool
     name, environment = str(folder), {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
     theirs = [sys.executable, "-m", "transformers.cli.transformers", "serve", name]
     ours = [sys.executable, "-m", "hf_specdec", "serve", "--model", name, "--batch-size", str(batch_size)]
+    ours += ["--prefix-cache-size", "0"]  # rounds and methods ask for the same prompts
     fields = {"model": name, "stream_options": {"include_usage": True}}
     with contextlib.ExitStack() as stack:
 
