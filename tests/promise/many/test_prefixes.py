@@ -112,7 +112,7 @@ def test_halves_on_a_cpu_start_where_a_chunk_begins_with_the_same_bits() -> None
         )
         return seen, cached(list(found))
 
-    chunks = {"prefill_chunk_size": 32}
+    chunks = {"prefill_chunk_size": 32, "spec_method": "plain"}
     (read, nothing), (found, counts) = logits(PrefixCache(0), **chunks), logits(PrefixCache(), **chunks)
     assert (nothing, counts) == ([0] * 6, [0] + [64] * 5)
     assert all(torch.equal(one, other) for one, other in zip(read, found, strict=True))
