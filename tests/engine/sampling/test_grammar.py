@@ -15,19 +15,26 @@ from tests.helpers.support import METHODS, plain, results_of
 
 pytest.importorskip("llguidance")
 
-TREES = {"prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}},
+    "eagle3": {"spec_method": "eagle3"},
+    "first_layers": {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}},
+}
 
 
 def method_of(name: str, draft: Any) -> dict[str, Any]:
-    return (METHODS | TREES)[name] | ({"assistant_model": draft} if name == "draft_model" else {})
+    if name == "eagle3":
+        draft = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head"))
+    return (METHODS | OTHERS)[name] | ({"assistant_model": draft} if name in ("draft_model", "eagle3") else {})
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("grammar", GRAMMARS)
-@pytest.mark.parametrize("method", [*METHODS, *TREES])
+@pytest.mark.parametrize("method", [*METHODS, *OTHERS])
 def test_texts_are_plain_generation_s(
     target: Any, draft: Any, prompt: Any, make: Any, method: str, grammar: str, do_sample: bool
 ) -> None:
+    asked = method_of(method, draft)
     options = {"max_new_tokens": 40, "do_sample": do_sample, "temperature": 0.9 if do_sample else None}
     torch.manual_seed(7)
     expected = plain(target, **prompt, **options, logits_processor=[make(grammar)])
@@ -35,7 +42,7 @@ def test_texts_are_plain_generation_s(
     output = target.generate(
         **prompt,
         **options,
-        **method_of(method, draft),
+        **asked,
         logits_processor=[make(grammar)],
         return_dict_in_generate=True,
         output_scores=True,
