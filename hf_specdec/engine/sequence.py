@@ -79,6 +79,7 @@ class SequenceState:
         self.padding: list[int] = []
         self._told: list[int] = []  # forced tokens after the text that the drafter has been told of already
         self._num_told = 0  # of them in this step's tree
+        self._has_restarted = False  # the drafter, after this step's tree
         self.shown: defaultdict[str, list[Layers]] = defaultdict(list)
         self.stats = stats
         self.length = len(text)
@@ -169,7 +170,7 @@ class SequenceState:
 
     def constrained(self, tree: DraftTree) -> DraftTree:
         """The drafter's tree as the constraint among its processors has it, if there is one."""
-        self.proposed, self._num_told = tree, len(self._told)
+        self.proposed, self._num_told, self._has_restarted = tree, len(self._told), False
         if self.sampler.constraint is None or self.drafter.never_drafts:
             return tree
         with self._isolated(self.isolates_errors):
@@ -182,15 +183,19 @@ class SequenceState:
         return [node for node, known in found if known is not None and (not known or known > self._num_told)]
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
-        """Describe where each drafted node came from."""
+        """Describe where each drafted node came from; empty where the drafter does not say, or no longer knows."""
         if self.sampler.constraint is None:
             return self.drafter.describe(tree)
+        if self._has_restarted:
+            return ()
         own = self.own_nodes(tree)
         chances = tree.probabilities or [None] * len(tree)
         nodes = [DraftedNode("grammar", chance) for chance in chances]
         if len(own) > 1:
             shown = without_run(tree.with_nodes([*range(self._num_told + 1), *own[1:]]), self._num_told)
-            for node, described in zip(own[1:], self.drafter.describe(shown), strict=True):
+            if not (told := self.drafter.describe(shown)):
+                return ()
+            for node, described in zip(own[1:], told, strict=True):
                 nodes[node] = described
         return tuple(nodes[1:])
 
@@ -231,7 +236,7 @@ class SequenceState:
         told, self._told = self._told, self._told[len(accepted) :]
         with self.draws:
             if told[: len(accepted)] != accepted[: len(told)] or (self._told and self.finished):
-                self._told = []  # the text has ended before, or another processor has its way
+                self._told, self._has_restarted = [], True  # the text has ended, or another processor has its way
                 self.drafter.begin([*self.prompt, *self.emitted])
             elif rest := accepted[len(told) :]:
                 logits = logits.part(slice(len(told), None)) if logits is not None and told else logits

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -269,3 +270,50 @@ def test_text_may_come_before_strict_calls(chat_tokenizer: Any, is_special: bool
 def test_choices_that_no_grammar_can_follow_are_named(caller: openai.OpenAI, fields: Any, told: str) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(told)):
         caller.chat.completions.create(model=NAME, messages=MESSAGES, extra_body=fields)
+
+
+def test_a_stop_string_may_cut_tokens_that_the_grammar_forces(caller: openai.OpenAI) -> None:
+    """What the drafter proposed after them is not described to the metrics, as it begins anew."""
+    answer = caller.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "json please"}],
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0.8,
+        frequency_penalty=0.7,
+        seed=114,
+        n=3,
+        stop=["\n"],
+        extra_body={"spec_method": "lookahead"},
+    )
+    assert [(choice.finish_reason, choice.message.content) for choice in answer.choices] == [("stop", "")] * 3
+
+
+def test_twenty_streams_at_once_follow_a_schema_each(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
+    """Each is plain generation's under its own grammar, whoever shares the batch."""
+
+    def schema(number: int) -> dict[str, Any]:
+        kind = {"type": "string", "maxLength": 4 + number % 3}
+        return {
+            "type": "object",
+            "properties": {f"key{number}": kind},
+            "required": [f"key{number}"],
+            "additionalProperties": False,
+        }
+
+    def stream(number: int) -> str:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema(number)}}
+        events = client.chat.completions.create(
+            model=NAME, messages=MESSAGES, response_format=form, max_tokens=30, temperature=0, stream=True
+        )
+        return "".join(event.choices[0].delta.content or "" for event in events)
+
+    with ThreadPoolExecutor(20) as pool:
+        texts = list(pool.map(stream, range(20)))
+    ids = chat_tokenizer(PROMPT, return_tensors="pt").input_ids
+    for number, text in enumerate(texts):
+        processor = hf_specdec.grammar(chat_tokenizer, json_schema=schema(number))
+        alone = plain(target, ids, max_new_tokens=30, do_sample=False, logits_processor=[processor])
+        assert text == chat_tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
+        assert list(json.loads(text)) == [f"key{number}"]
