@@ -10,9 +10,9 @@ from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.engine.draft_pairing import draft_runner_of, logits_processor_of
-from hf_specdec.engine.exit_pairing import exit_runner_of
 from hf_specdec.engine.head_pairing import head_runner_of
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter
@@ -60,7 +60,14 @@ def _network_runner(
     """The runner of the call's draft network, and each row's text in its vocabulary where that is another one."""
     call = facts.call
     if (layers := request.config.drafting_layers) is not None:
-        return exit_runner_of(call, layers, takes_trees=plan.way == "tree"), None
+        return ExitRunner(
+            call.model,
+            layers,
+            num_rows=len(call.input_ids),
+            takes_trees=plan.way == "tree",
+            device=call.input_ids.device,
+            facts=call.facts,
+        ), None
     network = facts.network(request)
     if network is None or not facts.drafts_with_network(request):
         return None, None

@@ -1,14 +1,19 @@
 """Refusals of a method that the model, its inputs or the network that drafts cannot serve."""
 
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.engine.exit_pairing import check_exit
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
 from hf_specdec.forward.networks.exit_runner import OWN_CACHE
+from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 
+SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 UNREAD = "the draft model has no positions for all of its prompt"
 
 
@@ -54,13 +59,41 @@ def chains_only(facts: Facts, request: Request) -> None:
 
 
 def first_layers(facts: Facts, request: Request) -> None:
-    """Refuse a model whose first layers cannot draft for it."""
+    """Refuse a model whose first layers cannot draft for it: what can be seen without trying comes first."""
     if (layers := request.config.drafting_layers) is None:
         return
-    check_exit(facts.call, layers)
-    if (refusal := facts.found.exit_reason(facts.model, layers)) is not None:
-        rule = f"must be unset for {type(facts.model).__name__}: after {counted(layers, 'layer')}, {refusal}"
+    call, model, name = facts.call, facts.model, type(facts.model).__name__
+    if model.config.is_encoder_decoder:
+        rule = f"must be unset for an encoder-decoder such as {name}"
+        raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
+    for given in compat.given_states(model, call.model_kwargs):
+        remedy = "Pass a smaller model as assistant_model, or choose another method."
+        raise ConfigError("exit_layer", f"must be unset with {given}", layers, remedy)
+    try:
+        path = call.facts.of(path_to_layers, model)
+        check_forwards(model, path)
+        most = len(layers_of(model, path)) - 1
+    except UnsupportedModelError as error:
+        what = str(error).split(", so that")[0]
+        raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error
+    if layers > most:
+        rule = f"must be from 1 to {most}, one less than the layers of {name}"
+        raise ConfigError("exit_layer", rule, layers, "A quarter of the layers is a start.")
+    if not call.facts.of(_keeps_keys_alone, model):
+        rule = f"must be unset for {name}, whose cache holds more than keys and values"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+    if isinstance(call.cache, compat.DynamicCache) and not SpecCache.takes(call.cache):
+        rule = f"must be unset with this {type(call.cache).__name__}, which may hold more than keys and values"
+        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+    if (refusal := facts.found.exit_reason(model, layers)) is not None:
+        rule = f"must be unset for {name}: after {counted(layers, 'layer')}, {refusal}"
+        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+
+
+def _keeps_keys_alone(model: PreTrainedModel) -> bool:
+    """Returns whether the model's cache holds keys and values, and nothing besides them."""
+    cache = compat.fresh_cache(model).get(compat.CACHE)
+    return cache is not None and SpecCache.adopt(cache) is not None
 
 
 def unread_prompt(facts: Facts, request: Request) -> str | None:
