@@ -9,6 +9,7 @@ last of them where they were seen. The form is that of RadixAttention: Zheng et 
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,11 +41,11 @@ class Prefix:
     states: States = field(default_factory=dict)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Node:
     tokens: npt.NDArray[np.int64]
     columns: KeysValues
-    parent: "_Node | None" = None
+    parent: "weakref.ref[_Node] | None" = None  # weak, so that the texts are freed with their cache
     states: States = field(default_factory=dict)
     children: "dict[int, _Node]" = field(default_factory=dict)  # by their first token
     last_used: int = 0
@@ -140,7 +141,7 @@ class PrefixCache:
                 if count < len(node.tokens):
                     node = self._split(node, count)
             if start < len(ids):
-                node = self._add(_Node(ids[start:].copy(), columns(start, len(ids)), node))
+                node = self._add(_Node(ids[start:].copy(), columns(start, len(ids)), weakref.ref(node)))
             if states and not node.states:
                 node.states = states
                 self._weigh(node)
@@ -164,9 +165,8 @@ class PrefixCache:
         return path
 
     def _add(self, node: _Node) -> _Node:
-        assert node.parent is not None
         node.last_used = self._time
-        node.parent.children[int(node.tokens[0])] = node
+        _parent_of(node).children[int(node.tokens[0])] = node
         self._nodes[node] = None
         self._weigh(node)
         return node
@@ -174,7 +174,8 @@ class PrefixCache:
     def _split(self, node: _Node, count: int) -> _Node:
         """Give the first `count` tokens of a node to a new parent, which is returned."""
         upper = self._add(_Node(node.tokens[:count], node.cut(0, count), node.parent))
-        node.columns, node.tokens, node.parent = node.cut(count, len(node.tokens)), node.tokens[count:], upper
+        node.columns, node.tokens = node.cut(count, len(node.tokens)), node.tokens[count:]
+        node.parent = weakref.ref(upper)
         upper.children[int(node.tokens[0])] = node
         self._weigh(node)
         return upper
@@ -184,6 +185,11 @@ class PrefixCache:
         self.num_bytes += node.num_bytes - before
 
     def _remove(self, node: _Node) -> None:
-        assert node.parent is not None
-        del self._nodes[node], node.parent.children[int(node.tokens[0])]
+        del self._nodes[node], _parent_of(node).children[int(node.tokens[0])]
         self.num_bytes -= node.num_bytes
+
+
+def _parent_of(node: _Node) -> _Node:
+    parent = None if node.parent is None else node.parent()
+    assert parent is not None
+    return parent
