@@ -2,7 +2,8 @@
 
 python -m tests.bench.json_extraction path/to/a/chat/model --precision bf16
 
-Each record is a call of its own, the four ways in turns; drafts come from the call's own text.
+Each record is a call of its own, the ways in turns, each with a model of its own: drafts come from its earlier records
+too, or with `--own-text` from the record's own text alone. Plain `generate` computes with the same kernels.
 """
 
 import argparse
@@ -37,7 +38,6 @@ SCHEMA = {
 }
 WAYS = {
     "plain generate": (None, True),
-    "plain": ("plain", True),
     "auto, nothing forced": ("auto", False),
     "auto": ("auto", True),
 }
@@ -68,11 +68,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--records", type=int, default=20)
+    parser.add_argument("--own-text", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(options.model, precision=options.precision)
-    model = hf_specdec.enable(hf_specdec.disable(model), plain_kernels=True)
+    models: dict[str, Any] = {}
+    for way in WAYS:
+        model = hf_specdec.AutoModelForCausalLM.from_pretrained(options.model, precision=options.precision)
+        models[way] = hf_specdec.enable(hf_specdec.disable(model), plain_kernels=True)
     draw, keys = random.Random(0), ", ".join(FIELDS)
     seconds, tokens, forwards = dict.fromkeys(WAYS, 0.0), 0, dict.fromkeys(WAYS, 0)
     same = dict.fromkeys(WAYS, 0)
@@ -85,10 +88,10 @@ def main() -> None:
         for way, (method, forces) in WAYS.items():
             grammar: Any = hf_specdec.grammar(tokenizer, json_schema=SCHEMA)
             arguments: dict[str, Any] = {} if method is None else {"spec_method": method}
-            if method == "auto":
+            if method == "auto" and options.own_text:
                 arguments["spec_config"] = {"pool": "request"}
             start = time.process_time()
-            output = model.generate(
+            output = models[way].generate(
                 **inputs,
                 max_new_tokens=160,
                 do_sample=False,
