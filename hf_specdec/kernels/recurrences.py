@@ -294,11 +294,13 @@ def convolution(
     size, width = hidden_states.shape[-1] - num_columns, weight.shape[-1]
     states = hidden_states.to(weight.dtype)
     if columns.is_chain and is_host(states.device):  # torch's convolution takes twice as long over a few columns
-        first = states.shape[-1] - num_queries - width + 1
-        found = states[..., first : first + num_queries] * weight[:, :1]  # (batch, channels, Q)
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        taps = weight.to(exact)
+        recent = states[..., -(num_queries + width - 1) :].to(exact)
+        found = recent[..., :num_queries] * taps[:, :1]  # (batch, channels, Q)
         for tap in range(1, width):
-            found.addcmul_(states[..., first + tap : first + tap + num_queries], weight[:, tap : tap + 1])
-        found = found if bias is None else found.add_(bias[:, None])
+            found.addcmul_(recent[..., tap : tap + num_queries], taps[:, tap : tap + 1])
+        found = (found if bias is None else found.add_(bias[:, None])).to(weight.dtype)
     elif columns.is_chain:
         found = functional.conv1d(states[..., -(num_queries + width - 1) :], weight[:, None], bias, groups=len(weight))
     else:
