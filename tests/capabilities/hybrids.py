@@ -49,7 +49,7 @@ is the processor time of plain `generate` over that with drafts, the median of t
   before a draft and put back after a rejection, as of layers that are not known.
 - **computed**: tokens in forwards of the model for each token kept, with known drafts; **again** of these were computed
   before, and in brackets with copied states.
-- **prompt lookup**, **auto**: on text that repeats nothing, where drafts can only cost time.
+- **prompt lookup**, **auto**: of the same texts, which seldom repeat themselves (Mamba-2's does).
 - **states**: of one sequence.
 
 | model | tier | forward | tokens per step | computed | again | known drafts | copied | prompt lookup | auto | states |
