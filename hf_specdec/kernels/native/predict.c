@@ -298,7 +298,7 @@ int predict(Search *search, const Arrays *arrays, int node, int uses_found, Pred
     for (int one = 0; one < count; one++) begin[one].raw = shares[one];
     PyMem_Free(shares);
     for (Candidate *one = begin; one < end; one++) {
-        one->probability = corrected(arrays, one->raw) * trust;
+        one->probability = fmin(corrected(arrays, one->raw) * trust, MOST);
         total += one->probability;
     }
     for (int one = first; total > 1.0 && one < search->candidates.count; one++) search->candidates.at[one].probability /= total;

@@ -192,7 +192,7 @@ class PythonSearch:
             others = OTHERS_NOISE if node.drafted is None else OTHERS_DRAFTED
             noise = [_score_of(self._noise[len(node.path)], token) for token in sums], -math.log(others)
         raw, trust = softmax(sums.values(), noise), self._sources.trust
-        probabilities = [self._learned.corrected(probability) * trust for probability in raw]
+        probabilities = [min(MOST, self._learned.corrected(probability) * trust) for probability in raw]
         total = max(_sum_of(probabilities), 1.0)
         probabilities = [probability / total for probability in probabilities]
         return Prediction(list(sums), raw, probabilities, kind, said, weights, noise)

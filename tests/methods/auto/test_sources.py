@@ -6,6 +6,7 @@ import torch
 
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.kernels import native
+from hf_specdec.methods.auto.adaptive_weights import MOST
 from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
 from hf_specdec.methods.auto.search import search_of
 from hf_specdec.methods.auto.sources import MOST_TRUST, Sources
@@ -13,6 +14,7 @@ from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
 
 LIKELY: Entry = ((30, 31), (12.0, 5.0))
+UNSURE: Entry = ((30, 31), (9.0, 5.0))  # below the bound of probabilities
 PLENTY = 1_000
 
 
@@ -123,7 +125,7 @@ def test_a_draft_model_is_believed_more_than_what_is_recycled(memory: SpecMemory
 def test_it_learns_from_what_comes_drafted_or_not(
     token: int, rises: bool, memory: SpecMemory, sources: Sources
 ) -> None:
-    memory.recycled.put((5, 6, 7), LIKELY)
+    memory.recycled.put((5, 6, 7), UNSURE)
     before = ask(sources, [5, 6, 7])[30]
     for _ in range(60):
         learn(sources, [5, 6, 7], token, [])
@@ -133,7 +135,7 @@ def test_it_learns_from_what_comes_drafted_or_not(
 
 def test_only_verified_candidates_are_counted_for_the_correction(memory: SpecMemory, sources: Sources) -> None:
     """Before anything was counted, a probability is corrected by nothing."""
-    memory.recycled.put((5, 6, 7), LIKELY)
+    memory.recycled.put((5, 6, 7), UNSURE)
     said = ask(sources, [5, 6, 7])[30]
     learn(sources, [5, 6, 7], 30, [30, 99])
     assert sum(memory.greedy.expected) == pytest.approx(said)
@@ -165,6 +167,13 @@ def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
     for _ in range(100):
         learn(sources, [5, 6, 7], 30, [30])
     assert sources.trust > 0.9
+
+
+def test_no_trust_in_a_text_makes_a_token_certain(memory: SpecMemory, sources: Sources) -> None:
+    memory.recycled.put((5, 6, 7), LIKELY)
+    sources.record[0], sources.record[1] = 10.0, 100.0
+    assert sources.trust == MOST_TRUST
+    assert ask(sources, [5, 6, 7])[30] == MOST
 
 
 def test_a_text_that_keeps_more_than_it_promised_is_trusted_more(memory: SpecMemory) -> None:
