@@ -273,6 +273,8 @@ BROKEN = {"id": "a", "type": "function", "function": {"name": "f", "arguments": 
         ({"messages": [{"role": "user"}]}, "content must be given"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [BROKEN]}]}, "must be a JSON object, but is '{'"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "must be variables of the template"),
+        ({"chat_template_kwargs": {"messages": []}}, "must be messages that the chat template takes"),
+        ({"chat_template_kwargs": {"self": 1}}, "must be messages that the chat template takes"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
     ],
 )

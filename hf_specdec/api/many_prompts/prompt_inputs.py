@@ -165,7 +165,7 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
         raise ConfigError("cache_salt", "must be a string", salt, "Leave it out to share all texts.")
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
     """A chat as the tokenizer's template writes it, up to where the model answers.
 
     Args:
@@ -176,7 +176,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: 
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options))
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:  # TypeError: of operations in it, and of options that it sets itself
         roles = ", ".join(str(message.get("role")) for message in messages)
         rule = "must be messages that the chat template takes"
         raise ConfigError("messages", rule, roles, f"The template says: {error}") from error

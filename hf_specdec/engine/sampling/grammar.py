@@ -70,6 +70,7 @@ def grammar(
     library = import_extra("llguidance", "grammar", "hf_specdec.grammar")
     vocabulary, ends = _vocabulary(tokenizer, eos_token_id)
     matcher = library.LLMatcher(vocabulary, _source(library.LLMatcher, field, asked[field]), log_level=0)
+    matcher.compute_bitmask()  # finds that no text matches
     if error := matcher.get_error():
         rule = f"must be a grammar that llguidance can follow ({_on_one_line(error)})"
         raise ConfigError(field, rule, asked[field], "Correct it, or leave out what is not supported.")
@@ -193,13 +194,16 @@ def _masked(scores: torch.Tensor, bits: Bits) -> torch.Tensor:
 def _source(kinds: Any, field: str, value: Any) -> str:
     """llguidance's form of a grammar."""
     if field in ("regex", "lark"):
+        if not isinstance(value, str):
+            raise ConfigError(field, "must be a string", value, "Pass the grammar's text.")
         return str(getattr(kinds, f"grammar_from_{field}")(value))
     schema = {"type": "object"} if field == "json_object" else value
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     try:
         written = schema if isinstance(schema, str) else json.dumps(schema)
-        json.loads(written)
+        if not isinstance(json.loads(written), dict):
+            raise TypeError("no object")
     except (TypeError, ValueError) as error:
         raise ConfigError(
             field, "must be a JSON schema", value, "Pass a dict, its JSON, or a pydantic model."
@@ -225,5 +229,6 @@ def _vocabulary(tokenizer: Any, eos_token_id: int | Sequence[int] | None) -> tup
 
 
 def _on_one_line(error: str) -> str:
-    """An error of llguidance's, cut where it is long."""
-    return " ".join(error.split())[:MOST_SHOWN]
+    """An error of llguidance's without its state, cut where it is long."""
+    reason = error.partition("<state>")[0].replace("NoExtensionBias", "no token may follow")
+    return " ".join(reason.split())[:MOST_SHOWN]
