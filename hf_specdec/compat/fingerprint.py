@@ -4,8 +4,8 @@ Names                              Why
 `_forward_hooks`, `_forward_pre_hooks` and the global ones of torch
                                    a hook may compute anything, one position at a time
 `_compiled_call_impl`              of a module compiled in place
-`_disable_adapters`, `_active_adapter`, `merged_adapters`
-                                   PEFT's layers keep the adapters that act in them
+`_disable_adapters`, `_active_adapter`, `merged_adapters`, `scaling`
+                                   PEFT's layers keep the adapters that act in them, and their scales
 """
 
 import weakref
@@ -30,7 +30,7 @@ HARMLESS_HOOKS = ("hf_specdec.", "transformers.utils.output_capturing")
 GRADIENT_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")
 LIBRARIES = ("torch.", "transformers.", "hf_specdec.")
 OWN_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill")
-ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters")
+ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 NUMBERS = {bool, int, float}
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")

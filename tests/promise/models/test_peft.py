@@ -249,3 +249,13 @@ def test_an_adapter_that_an_invocation_switches_on_decodes_plainly() -> None:
     uninvoked = PROMPT.clone().roll(-1)[:, :20]
     output = model.generate(input_ids=uninvoked, **CALL, spec_method="auto", return_dict_in_generate=True)
     assert (output.sequences.tolist(), output.spec_stats.tier) == (answer(model, uninvoked), "tree")
+
+
+def test_a_rescaled_adapter_reads_its_prompts_anew() -> None:
+    model = hf_specdec.enable(of_some_weight(peft.get_peft_model(build(FAMILIES["llama"]), lora("q_proj", "v_proj"))))
+    cache, known = hf_specdec.PrefixCache(), PROMPT.shape[1] - 1
+    for scale, num_cached in ((1.0, 0), (3.0, 0), (1.0, known)):
+        with peft.helpers.rescale_adapter_scale(model, scale):
+            (result,) = hf_specdec.generate_many(model, PROMPT, prefix_cache=cache, max_new_tokens=16, do_sample=False)
+            assert result.stats.num_cached_tokens == num_cached
+            assert result.token_ids == answer(model, PROMPT)[0][PROMPT.shape[1] :]
