@@ -88,6 +88,7 @@ class SharedBatch:
             self.is_closing = True
         self._queue.put(END)
         self._thread.join()
+        self._options.clear()  # its criterion refers to the batch, and would keep the texts of its cache
 
     def _run(self) -> None:
         while not self.is_closing:

@@ -19,7 +19,7 @@ from hf_specdec.methods.common.draft_head import AttentionSpan
 from hf_specdec.methods.dflash.checkpoint import load_head, save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.tools.train.batch import Batch
+from hf_specdec.tools.train.batch import Texts
 from hf_specdec.tools.train.block_rollout import BlockRollout
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dflash"
@@ -142,7 +142,7 @@ def test_blocks_of_a_training_are_those_of_a_draft(name: str) -> None:
     ids = expected["input_ids"][None].long()
     nothing = torch.zeros((*ids.shape, 1))
     real = torch.ones_like(ids, dtype=torch.bool)
-    batch = Batch(ids, expected["hidden_states"][None], nothing.long(), nothing, real, num_prompt_tokens=1)
+    batch = Texts(ids, expected["hidden_states"][None], nothing.long(), nothing, real, num_prompt_tokens=1)
 
     def project(states: torch.Tensor) -> torch.Tensor:
         return states @ expected["lm_head"].T
