@@ -85,17 +85,31 @@ class Grammar(PerRow):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Mask `(batch, vocab_size)` scores after `(batch, length)` ids, all rows in one operation."""
-        rows: list[Any] = [self.of_row(row) for row in range(len(input_ids))]
-        bits = [row.allowed_after(text) for row, text in zip(rows, input_ids.tolist(), strict=True)]
+        texts = input_ids.tolist()
+        self._follow_beams(texts)
+        rows: list[Any] = [self.of_row(row) for row in range(len(texts))]
+        bits = [row.allowed_after(text) for row, text in zip(rows, texts, strict=True)]
         return _masked(scores, np.stack(bits))
+
+    def _follow_beams(self, texts: Sequence[list[int]]) -> None:
+        """Give each row whose text goes on from another row's, as beams' do, a copy of that row's state."""
+        rows: list[Any] = [self.of_row(row) for row in range(len(texts))]
+        moved = [place for place, row in enumerate(rows) if row.text not in (None, texts[place][:-1])]
+        for place in moved:
+            if (source := next((row for row in rows if row.text == texts[place][:-1]), None)) is not None:
+                self._made[place] = source.copied()
 
 
 class GrammarRow:
-    """The grammar's state in one row: a `Constraint`."""
+    """The grammar's state in one row: a `Constraint`.
+
+    Attributes:
+        text (`list[int]`, *optional*): as it was last shown; before the first call there is none.
+    """
 
     def __init__(self, matcher: Any, ends: frozenset[int]) -> None:
         self._matcher, self._ends = matcher, ends
-        self._text: list[int] | None = None  # as it was last shown; before the first call there is none
+        self.text: list[int] | None = None
         self._path: list[int] = []  # drafted tokens after it, which the matcher has followed too
         self._has_ended = False
 
@@ -111,12 +125,19 @@ class GrammarRow:
     def follow(self, text: Sequence[int]) -> None:
         """See `Constraint`. A text that does not go on from the last one, as the grammar has it, is a new prompt."""
         self.descend(())
-        known = 0 if self._text is None else len(self._text)
+        known = 0 if self.text is None else len(self.text)
         new = text[known:]
-        if self._text != text[:known] or not self._goes_on(new):
+        if self.text != text[:known] or not self._goes_on(new):
             self._matcher.reset()
             self._has_ended = False
-        self._text, self._path = list(text), []
+        self.text, self._path = list(text), []
+
+    def copied(self) -> "GrammarRow":
+        """A row of the same state."""
+        self.descend(())
+        copy = GrammarRow(self._matcher.deep_copy(), self._ends)
+        copy.text, copy._has_ended = self.text, self._has_ended
+        return copy
 
     def descend(self, path: Sequence[int]) -> bool:
         """See `Constraint`."""
@@ -151,7 +172,7 @@ class GrammarRow:
 
     def _goes_on(self, new: Sequence[int]) -> bool:
         """True if the matcher has followed `new` tokens after the text, or the text has ended before their last."""
-        if self._text is None:
+        if self.text is None:
             return False
         is_end = len(new) == 1 and new[0] in self._ends and self._matcher.is_accepting()
         if len(new) <= 1 and (self._has_ended or is_end):  # what follows an end is padding, a token at a time

@@ -103,6 +103,21 @@ def test_many_prompts_have_a_state_or_a_grammar_each(target: Any, make: Any, tok
             assert result.token_ids == alone[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_beams_follow_the_grammar(target: Any, prompt: Any, make: Any, grammar: str) -> None:
+    """As with states that are made anew for each token."""
+
+    def anew(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows = [make(grammar).of_row(0) for _ in ids]
+        for row in rows:
+            row.follow(prompt["input_ids"][0].tolist())
+        return torch.cat([row(ids[place][None], scores[place][None]) for place, row in enumerate(rows)])
+
+    options = {"max_new_tokens": 30, "num_beams": 3, "do_sample": False}
+    expected = plain(target, **prompt, **options, logits_processor=[anew])
+    assert plain(target, **prompt, **options, logits_processor=[make(grammar)]).tolist() == expected.tolist()
+
+
 def test_answers_follow_the_grammar(target: Any, prompt: Any, make: Any, tokenizer: Any) -> None:
     texts = {}
     for name in ("schema", "regex"):
