@@ -100,6 +100,13 @@ def test_a_bad_format_is_refused_by_name(client: openai.OpenAI, asked: Any, mess
         client.chat.completions.create(model=NAME, messages=MESSAGES, response_format=asked)
 
 
+def test_a_schema_that_no_text_can_end_is_the_request_s_error(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {**schema, "required": ["a"]}}}
+    with pytest.raises(openai.BadRequestError, match="cannot be followed any further: no token may follow"):
+        client.chat.completions.create(model=NAME, messages=MESSAGES, response_format=asked, max_tokens=40)
+
+
 CALL = {
     "hermes": '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
     "llama3_json": '{"name": "%s", "parameters": %s}',

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from hf_specdec.errors import MissingExtraError, QueueFullError, shown
+from hf_specdec.errors import MissingExtraError, QueueFullError, SpecError, shown
 from hf_specdec.tools.serve.access import Access
 from hf_specdec.tools.serve.engine import Answer, NewTokens, ServingEngine
 from hf_specdec.tools.serve.metrics import Metrics, RequestTimes
@@ -250,7 +250,7 @@ def _refusal(error: Exception) -> RequestError:
     """Error for a request that failed while it was decoded."""
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError) or type(error) is SpecError:  # SpecError: of a grammar that allows no token more
         return RequestError(400, " ".join(str(error).split()), "invalid_request")
     if not isinstance(error, CancelledError):  # of a client that has hung up
         logger.error("a request failed while it was decoded", exc_info=error)
