@@ -203,7 +203,8 @@ class Drafter(BaseDrafter):
         """Learn what became of `tree`.
 
         Args:
-            tree (`DraftTree`): the verified tree; after the prompt, a root alone.
+            tree (`DraftTree`): the verified tree, which a grammar may have pruned, and continued by the tokens that it
+                forces; after the prompt, a root alone.
             logits (`torch.Tensor`, *optional*): `(C, vocab_size)`, the target's raw logits after each node and extra
                 token of `tree`; `None` unless `needs_logits`.
             accepted (`Sequence[int]`): tokens that the step added to the text, at least one: drafted ones and the one
