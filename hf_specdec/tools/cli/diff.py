@@ -139,7 +139,7 @@ class Search:
     how: Mapping[str, Any]
 
     def run(self, prompts: Sequence[list[int]]) -> list[tuple[str, Difference | None]]:
-        """What was turned off, with the first difference; the rows after the first only where that differs."""
+        """Compare with parts turned off, one more a row; rows after the first only where that differs."""
         rows = [("nothing", self._difference(prompts, self.how))]
         block, how = contextlib.ExitStack(), dict(self.how)
         with block:

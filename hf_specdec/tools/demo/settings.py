@@ -74,7 +74,7 @@ class Knob:
 
     @property
     def default(self) -> int:
-        """That of the method's configuration; 0 where it leaves the choice to the method."""
+        """Value of the method's configuration; 0 where it leaves the choice to the method."""
         return getattr(resolve(self.method).config_class(), self.field) or 0
 
 

@@ -36,7 +36,7 @@ HISTOGRAMS = {
 
 
 class Metrics:
-    """What a server has done since it started.
+    """Counters and times of a server since it started.
 
     Args:
         model (`str`): its name, which labels each value.

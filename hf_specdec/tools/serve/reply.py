@@ -71,7 +71,7 @@ class Choice:
         return {**self.message, **({"content": self.message["content"] or None, "tool_calls": calls} if calls else {})}
 
     def finish_reason(self, result: ManyResult, max_new_tokens: int) -> str:
-        """Why it ended."""
+        """Reason of its end."""
         token_ids = result.token_ids
         is_cut = len(token_ids) >= max_new_tokens and token_ids[-1] not in self._end_tokens
         if is_cut and not self.text.has_stopped:

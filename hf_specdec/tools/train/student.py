@@ -1,4 +1,4 @@
-"""What all kinds of drafts have in common while they are trained."""
+"""Common part of all kinds of drafts while they are trained."""
 
 import os
 from abc import ABC, abstractmethod
