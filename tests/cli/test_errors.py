@@ -242,3 +242,9 @@ def test_a_path_that_the_system_refuses_is_named_by_its_option(run: Run, tmp_pat
 
 def test_a_model_of_too_long_a_name_is_named_by_its_option(run: Run) -> None:
     check(run, ["x = 1", "--model", "x" * 300], "`--model` must be a folder or a name on the hub", "too long")
+
+
+def test_an_interpreter_that_is_not_there(run: Run) -> None:
+    result = run("bench", "--peers", "--limit", "1", "--peer-python", "economize=./no/such/python")
+    assert result.exit_code == 2
+    assert "error: `--peer-python` must name a program that is there" in result.stderr

@@ -1,6 +1,7 @@
 """The models of `hf-specdec bench`: every `--model` at every `--widen` in every `--dtype`."""
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -105,6 +106,8 @@ class ModelsOptions:
         for name, equals, path in given:
             if not (name and equals and path):
                 raise ConfigError("peer_python", "must be LIBRARY=PATH", name, "For example economize=env/bin/python.")
+            if shutil.which(path) is None:
+                raise ConfigError("peer_python", "must name a program that is there", path, "Correct the path.")
         return {name: path for name, _, path in given}
 
     def pick_device(self) -> torch.device:
