@@ -235,11 +235,7 @@ class Budget:
         time_value = margin * self.rate * num_live  # tokens that come about in the time of one forward
         extra = max(tree.num_columns - len(tree) for tree in trees)  # drafters weigh these themselves
         best, best_value, value = 1, 0.0, 0.0
-        width, lost, alone = (
-            0,
-            0.0,
-            0.0,
-        )  # of the forward that holds a size; of its time the tokens, and those of size 1
+        width, lost, alone = 0, 0.0, 0.0  # of the forward of each size; tokens lost by its time, and by that of size 1
         for size in range(1, largest + 1):
             if size + extra > width:
                 width = self._width_of(max(size + extra, least), num_rows)
