@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from transformers import AutoTokenizer
 
 import hf_specdec
@@ -99,15 +100,44 @@ def test_a_loop_of_three_turns_calls_tools(client: openai.OpenAI, is_streamed: b
     assert all(len(one) == 9 and one.isalnum() for one in ids), "which templates of Mistral's models check"
 
 
-def test_a_stream_tells_each_call_where_it_ends(client: openai.OpenAI) -> None:
-    """The second call comes in an event after the first's, with its own number."""
+def test_a_stream_tells_arguments_as_they_are_written(client: openai.OpenAI) -> None:
+    """Each call begins with its name and number, and its arguments come in pieces, as the model writes them."""
     messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
     events = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0, stream=True)
     told = [(event.choices[0].delta, event.choices[0].finish_reason) for event in events]
-    numbers = [[call.index for call in delta.tool_calls] for delta, _ in told if delta.tool_calls]
-    assert numbers == [[0], [1]]
+    parts = [call for delta, _ in told for call in delta.tool_calls or ()]
+    assert [(call.index, call.function.name) for call in parts if call.id] == [(0, "weather"), (1, "weather")]
+    pieces = [[call.function.arguments for call in parts if call.index == number] for number in (0, 1)]
+    assert ["".join(one) for one in pieces] == ['{"city": "Bern"}', '{"city": "Genf", "days": 2}']
+    assert min(sum(map(bool, one)) for one in pieces) > 2
     assert told[-1][1] == "tool_calls"
     assert not any((delta.content or "").strip() for delta, _ in told)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_that_is_cut_is_no_text(client: openai.OpenAI, is_streamed: bool) -> None:
+    """Its arguments are told as far as they are written, as in OpenAI's API; before its name it is left out."""
+    messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
+    first = client.chat.completions.create(
+        model=NAME, messages=messages, tools=TOOLS, temperature=0, parallel_tool_calls=False
+    )
+    both = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0)
+    lengths = first.usage.completion_tokens + 4, both.usage.completion_tokens - 12  # type: ignore[union-attr]
+    for length in lengths:
+        given: dict[str, Any] = {"model": NAME, "messages": messages, "tools": TOOLS, "max_tokens": length}
+        answer = client.chat.completions.create(**given, temperature=0, stream=is_streamed)
+        if is_streamed:
+            state = ChatCompletionStreamState()
+            for chunk in answer:
+                state.handle_chunk(chunk)
+            choice: Any = state.current_completion_snapshot.choices[0]
+        else:
+            choice = answer.choices[0]
+        calls = [call.function.arguments for call in choice.message.tool_calls]
+        assert choice.finish_reason == "length" and not choice.message.content
+        assert calls[0] == '{"city": "Bern"}'
+        assert len(calls) == 1 + (length == lengths[1])
+        assert all('{"city": "Genf", "days": 2}'.startswith(one) and one for one in calls[1:])
 
 
 def test_one_call_is_all_where_they_may_not_be_parallel(client: openai.OpenAI) -> None:
@@ -200,12 +230,51 @@ def test_each_family_s_calls_are_parsed_whatever_the_pieces(
     tokenizer: Any, name: str, text: str, content: str, calls: Any, size: int
 ) -> None:
     parser = ChatFormat.of(tokenizer, name).parser([], F)
-    deltas = [parser.push(text[start : start + size]) for start in range(0, len(text), size)]
-    deltas.append(parser.push("", is_end=True))
-    found = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
-    assert "".join(delta.get("content", "") for delta in deltas) == content
-    assert [(call["name"], json.loads(call["arguments"])) for call in found] == calls
+    told, found = parsed(parser, text, size)
+    assert told == content
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
     assert parser.num_calls == len(calls)
+
+
+def parsed(parser: Any, text: str, size: int, **ending: bool) -> tuple[str, list[list[str]]]:
+    """Content and calls of a text that comes in pieces."""
+    deltas = [parser.push(text[start : start + size]) for start in range(0, len(text), size)]
+    deltas.append(parser.push("", is_end=True, **ending))
+    calls: list[list[str]] = []
+    for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+        if "id" in call:
+            calls.append([call["function"]["name"], ""])
+        assert call["index"] == len(calls) - 1
+        calls[-1][1] += call["function"]["arguments"]
+    return "".join(delta.get("content", "") for delta in deltas), calls
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        ("hermes", 'Hi<tool_call>{"name": "f", "argu', "Hi", []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "}', "", [["f", '{"a": "}']]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}', "", [["f", '{"a": 1}']]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"na', "", [["f", '{"a": 1}']]),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a":', "", [["f", '{"a":']]),
+        ("llama3_json", '{"answer": 3', '{"answer": 3', []),
+        ("llama3_json", '{"name": "f", "par', "", []),
+        ("llama3_json", '{"type": "function", "name": "f", "parameters": {"a', "", [["f", '{"a']]),
+        ("pythonic", "<|tool_call_start|>[f(a=1", "", []),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<param",
+            "",
+            [["f", '{"a": 1}']],
+        ),
+    ],
+)
+def test_what_is_cut_inside_a_call_is_no_text(
+    tokenizer: Any, name: str, text: str, content: str, calls: Any, size: int
+) -> None:
+    assert parsed(ChatFormat.of(tokenizer, name).parser([], F), text, size, is_cut=True) == (content, calls)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from hf_specdec.errors import MissingExtraError, QueueFullError, SpecError, shown
 from hf_specdec.tools.serve.access import Access
-from hf_specdec.tools.serve.engine import Answer, NewTokens, ServingEngine
+from hf_specdec.tools.serve.engine import Answer, ServingEngine
 from hf_specdec.tools.serve.metrics import Metrics, RequestTimes
 from hf_specdec.tools.serve.requests import RequestError, RequestReader
 from hf_specdec.tools.serve.text_stream import TextStream
@@ -165,13 +164,13 @@ class _Server:
             message = f"the answer took more than {seconds:g} seconds (--request-timeout)"
             answer.end_after(seconds, RequestError(504, message, "request_timeout"))
         times = RequestTimes(self.metrics, request.state.told, request.state.started)
-        pieces = _timed(answer, reply, times)
+        pieces = _pieces(answer, reply, times)
         if body.stream:
             return _EventStream(answer, _events(answer, reply, pieces, times))
         watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
         try:
-            async for index, new in pieces:
-                reply.choices[index].push(new)
+            async for _ in pieces:
+                pass
         except Exception as error:
             raise _refusal(error) from error
         finally:
@@ -186,8 +185,9 @@ class _Server:
             parser = reader.chat_parser(body, prompt_ids)
             skipped = None if parser.skipped is None else parser.skipped | reader.end_tokens
             text = TextStream(reader.tokenizer, body.stop_strings, skipped)
-            choices.append(Choice(index, text, parser, reader.token_text, reader.end_tokens))
-        return Reply(body, choices, len(prompt_ids), texts[0]["max_new_tokens"])
+            limit = texts[index]["max_new_tokens"]
+            choices.append(Choice(index, text, parser, reader.token_text, reader.end_tokens, limit))
+        return Reply(body, choices, len(prompt_ids))
 
 
 class _EventStream(StreamingResponse):
@@ -210,40 +210,39 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     answer.cancel()
 
 
-Pieces = AsyncIterator[tuple[int, NewTokens | None]]
+Certain = tuple[dict[str, Any], list[dict[str, Any]]]  # a delta and its log-probabilities
+Pieces = AsyncIterator[tuple[int, Certain, bool]]  # of a text by its number, and whether it ends here
 
 
-async def _timed(answer: Answer, reply: Reply, times: RequestTimes) -> Pieces:
-    """The answer's pieces, counted; a text that has as many calls as it may ends."""
+async def _pieces(answer: Answer, reply: Reply, times: RequestTimes) -> Pieces:
+    """What is certain of the answer's texts as they come, counted; a text that has as many calls as it may ends."""
     async for index, new in answer:
+        choice = reply.choices[index]
         if new is not None:
             times.add_tokens(index, len(new.token_ids))
-        yield index, new
-        choice = reply.choices[index]
-        if new is None:
+            yield index, choice.push(new), False
+            if choice.parser.is_complete:
+                answer.end_text(index)
+        else:
             result = answer.result(index)
-            reason = choice.finish_reason(result, reply.max_new_tokens)
-            times.end_text(index, result.stats, len(result.token_ids), reason)
-        elif choice.parser.is_complete:
-            answer.end_text(index)
+            yield index, choice.end(result), True
+            times.end_text(index, result.stats, len(result.token_ids), choice.finish_reason)
 
 
 async def _events(answer: Answer, reply: Reply, pieces: Pieces, times: RequestTimes) -> AsyncIterator[str]:
     """Server-sent events."""
     try:
-        for choice in reply.choices:
-            yield reply.first_event(choice.index)
-        async for index, new in pieces:
-            event = reply.last_event(index, answer.result(index)) if new is None else reply.event(index, new)
-            if event:
-                yield event
-        if reply.includes_usage:
-            yield reply.usage_event(answer.results)
-        yield "data: [DONE]\n\n"
+        yield reply.first_events()
+        async for index, (delta, logprobs), is_end in pieces:
+            if delta or logprobs:
+                yield reply.event(index, delta, logprobs)
+            if is_end:
+                yield reply.last_event(index)
+        yield reply.last_events(answer.results)
     except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
         refusal = _refusal(error)
         times.told["error"] = refusal.message
-        yield f"data: {json.dumps({'error': _described(refusal)})}\n\n"
+        yield reply.error_event(_described(refusal))
 
 
 def _refusal(error: Exception) -> RequestError:

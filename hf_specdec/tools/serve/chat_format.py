@@ -1,20 +1,19 @@
-"""Reasoning and tool calls in a model's text, split off while it is written by transformers' response parser.
+"""How a model writes reasoning and tool calls, as a response template of transformers.
 
-A response template says which markers a model writes around them: the tokenizer's own, one of `FORMATS`, or a file.
+It says which markers a model writes around them: the tokenizer's own, one of `FORMATS`, or a file.
 """
 
 import json
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.tools.serve.chat_parser import REASONING_FIELDS, ChatParser
 
 THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # names in tokenizers' own templates
 JSON_CALLS = {"repeats": True, "content": "json", "content_args": {"allow_non_json": True}}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 # Fields of a response template for the calls of each format, by what the chat templates of its models hold.
@@ -43,10 +42,9 @@ FORMATS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {
             "tool_calls": {"open_pattern": r"\s*\[TOOL_CALLS\]\s*(?=\[)", **JSON_CALLS},
             "named_calls": {
-                "open_pattern": r"\s*\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)",
+                "open_pattern": r"\s*\[TOOL_CALLS\](?=[\w.-]+(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*\{)",
                 "close_pattern": r"(?=\[TOOL_CALLS\])",
-                "transform": NAMED,
-                **JSON_CALLS,
+                "repeats": True,
             },
         },
     ),
@@ -124,7 +122,7 @@ class ChatFormat:
 
     def parser(
         self, prompt_ids: Sequence[int], tools: Sequence[dict[str, Any]], max_calls: int | None = None
-    ) -> "ChatParser":
+    ) -> ChatParser:
         """A parser for one answer.
 
         Args:
@@ -146,76 +144,6 @@ class ChatFormat:
         ending = str(self.tokenizer.decode(prompt_ids[-16:])).rstrip()
         is_read = "reasoning_content" in self.template["fields"]
         return next((mark for mark in THINKING if ending.endswith(mark) and is_read), "")
-
-
-class ChatParser:
-    """Splits one answer into text, reasoning and tool calls, as OpenAI's deltas. What is no call is text.
-
-    Args:
-        parser: of transformers; by default all is text.
-        skipped: tokens that are left out of the text; by default all special ones.
-        max_calls (`int`, *optional*): most calls; what follows them is dropped.
-
-    Attributes:
-        num_calls (`int`): calls so far.
-    """
-
-    def __init__(self, parser: Any = None, skipped: frozenset[int] | None = None, max_calls: int | None = None) -> None:
-        self._parser, self.skipped, self._max_calls = parser, skipped, max_calls
-        self._body = ""  # of the call that is being written
-        self.num_calls = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Returns whether the answer has as many calls as it may."""
-        return self.num_calls == self._max_calls
-
-    def push(self, text: str, *, is_end: bool = False) -> dict[str, Any]:
-        """Take text, the last of it at the end; returns the delta that is certain now."""
-        if self._parser is None:
-            return {"content": text} if text else {}
-        delta: dict[str, Any] = {}
-        try:
-            for event in self._parser.feed(text) + (self._parser.finalize()[1] if is_end else []):
-                self._take(event, delta)
-        except ValueError:  # of a parser whose content has to be well-formed
-            delta["content"] = delta.get("content", "") + self._body + text
-            self._parser = None
-        return {name: value for name, value in delta.items() if value}
-
-    def _take(self, event: dict[str, Any], delta: dict[str, Any]) -> None:
-        field = event["field"]
-        if self.is_complete:
-            return
-        if field == "content" or field in REASONING_FIELDS:
-            name = "content" if field == "content" else "reasoning_content"
-            text = event["text"] if event["type"] == "region_chunk" else ""
-            if text.strip() or not self.num_calls:
-                delta[name] = delta.get(name, "") + text
-        elif event["type"] == "region_chunk":
-            self._body += event["text"]
-        elif event["type"] == "region_close":
-            if (calls := _calls(event["value"])) is None:
-                delta["content"] = delta.get("content", "") + self._body
-            for call in (calls or [])[: self._max_calls]:
-                numbered = {"index": self.num_calls, "id": uuid.uuid4().hex[:9], "type": "function", "function": call}
-                delta.setdefault("tool_calls", []).append(numbered)
-                self.num_calls += 1
-            self._body = ""
-
-
-def _calls(value: Any) -> list[dict[str, str]] | None:
-    """Names and arguments, as JSON, of the calls in a region; `None` where it holds something else."""
-    found = []
-    for call in value if isinstance(value, list) else [value]:
-        call = call.get("function", call) if isinstance(call, dict) else {}
-        if not isinstance(call, dict):
-            return None
-        name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return None
-        found.append({"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)})
-    return found
 
 
 def _shown_by(tokenizer: Any, name: str | None) -> tuple[str | None, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_specdec.api.many_prompts.result import ManyResult
-from hf_specdec.tools.serve.chat_format import ChatParser
+from hf_specdec.tools.serve.chat_parser import ChatParser
 from hf_specdec.tools.serve.engine import NewTokens
 from hf_specdec.tools.serve.processors import TokenScore
 from hf_specdec.tools.serve.protocol import ChatRequest, GenerationRequest
@@ -25,9 +25,11 @@ class Choice:
         parser: splits off reasoning and tool calls.
         decode: gives the text of one token.
         end_tokens: tokens that end an answer and are no part of it.
+        max_new_tokens (`int`): most tokens that it may have.
 
     Attributes:
         message (`dict`): what it holds so far.
+        finish_reason (`str`): reason of its end, once it has ended.
         logprobs (`list[dict]`): of its tokens so far, as chats have them.
     """
 
@@ -38,45 +40,50 @@ class Choice:
         parser: ChatParser,
         decode: Callable[[int], str],
         end_tokens: frozenset[int],
+        max_new_tokens: int,
     ) -> None:
         self.index, self.text, self.parser = index, text, parser
         self.message: Delta = {"content": ""}
         self.logprobs: list[dict[str, Any]] = []
-        self._decode, self._end_tokens = decode, end_tokens
+        self.finish_reason = ""
+        self._decode, self._end_tokens, self._max_new_tokens = decode, end_tokens, max_new_tokens
         self._held: list[tuple[int, TokenScore]] = []  # scores of text that is not certain, with where it begins
         self._num_read = self._num_scored = 0  # characters
 
-    def push(self, new: NewTokens | None) -> tuple[Delta, list[dict[str, Any]]]:
-        """Take new tokens, or `None` at the end; returns what is certain now, and the log-probabilities of that."""
-        for score in [] if new is None else new.scores:
+    def push(self, new: NewTokens) -> tuple[Delta, list[dict[str, Any]]]:
+        """Take new tokens; returns what is certain now, and the log-probabilities of that."""
+        for score in new.scores:
             if score.token not in self._end_tokens:
                 self._held.append((self._num_scored, score))
                 self._num_scored += len(self._decode(score.token))
-        piece = self.text.end() if new is None else self.text.push(new.token_ids)
-        self._num_read += len(piece)
-        is_whole = new is None and not self.text.has_stopped
+        piece = self.text.push(new.token_ids)
+        return self._add(self.parser.push(piece), len(piece))
+
+    def end(self, result: ManyResult) -> tuple[Delta, list[dict[str, Any]]]:
+        """Take the end; returns the rest as `push` does."""
+        piece, token_ids = self.text.end(), result.token_ids
+        is_cut = len(token_ids) >= self._max_new_tokens and token_ids[-1] not in self._end_tokens
+        is_cut = is_cut and not self.text.has_stopped
+        found = self._add(self.parser.push(piece, is_end=True, is_cut=is_cut), len(piece), is_end=True)
+        self.finish_reason = "length" if is_cut else "tool_calls" if self.parser.num_calls else "stop"
+        return found
+
+    def _add(self, delta: Delta, length: int, *, is_end: bool = False) -> tuple[Delta, list[dict[str, Any]]]:
+        """Add a delta to the message; returns it with the log-probabilities of its `length` characters."""
+        self._num_read += length
+        is_whole = is_end and not self.text.has_stopped
         scores = [self._described(score) for place, score in self._held if is_whole or place < self._num_read]
         del self._held[: len(scores)]
         self.logprobs += scores
-        delta = self.parser.push(piece, is_end=new is None)
         for name, value in delta.items():
-            self.message[name] = self.message[name] + value if name in self.message else value
+            if name != "tool_calls":
+                self.message[name] = self.message.get(name, "") + value
+        for call in delta.get("tool_calls", ()):
+            calls, function = self.message.setdefault("tool_calls", []), call["function"]
+            if "id" in call:
+                calls.append({"id": call["id"], "type": call["type"], "function": {**function, "arguments": ""}})
+            calls[-1]["function"]["arguments"] += function["arguments"]
         return delta, scores
-
-    def whole_message(self) -> Delta:
-        """The message of a whole answer, whose calls have no numbers."""
-        calls = [
-            {name: call[name] for name in ("id", "type", "function")} for call in self.message.get("tool_calls", ())
-        ]
-        return {**self.message, **({"content": self.message["content"] or None, "tool_calls": calls} if calls else {})}
-
-    def finish_reason(self, result: ManyResult, max_new_tokens: int) -> str:
-        """Reason of its end."""
-        token_ids = result.token_ids
-        is_cut = len(token_ids) >= max_new_tokens and token_ids[-1] not in self._end_tokens
-        if is_cut and not self.text.has_stopped:
-            return "length"
-        return "tool_calls" if self.parser.num_calls else "stop"
 
     def _described(self, score: TokenScore) -> dict[str, Any]:
         top = [self._entry(token, logprob) for token, logprob in score.top]
@@ -89,20 +96,17 @@ class Choice:
 
 
 class Reply:
-    """The answers to one request.
+    """The answers to one request, as completions of chats or texts.
 
     Args:
         body: the request.
         choices: its texts.
-        prompt_tokens, max_new_tokens (`int`): of each.
+        prompt_tokens (`int`): tokens of its prompt.
     """
 
-    def __init__(
-        self, body: GenerationRequest, choices: Sequence[Choice], prompt_tokens: int, max_new_tokens: int
-    ) -> None:
-        self.choices, self.is_chat = choices, isinstance(body, ChatRequest)
-        self.prompt_tokens, self.max_new_tokens = prompt_tokens, max_new_tokens
-        self.includes_usage = body.stream_options is not None and body.stream_options.include_usage
+    def __init__(self, body: GenerationRequest, choices: Sequence[Choice], prompt_tokens: int) -> None:
+        self.choices, self.prompt_tokens, self.is_chat = choices, prompt_tokens, isinstance(body, ChatRequest)
+        self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._has_logprobs = body.num_logprobs is not None
         self._kind = "chat.completion" if self.is_chat else "text_completion"
         self._num_told = [0] * len(choices)  # characters of text completions, of which log-probabilities were told
@@ -112,31 +116,34 @@ class Reply:
     def whole(self, results: Sequence[ManyResult]) -> dict[str, Any]:
         """The answer in one piece."""
         choices = []
-        for choice, result in zip(self.choices, results, strict=True):
-            message = choice.whole_message()
+        for choice in self.choices:
+            message = choice.message
+            if "tool_calls" in message:
+                message = {**message, "content": message["content"] or None}
             content = {"message": {"role": "assistant", **message}} if self.is_chat else {"text": message["content"]}
-            reason = choice.finish_reason(result, self.max_new_tokens)
-            choices.append(self._choice(choice.index, content, choice.logprobs, reason))
-        return {**self._head, "object": self._kind, "choices": choices, "usage": self._usage(results)}
+            choices.append(self._choice(choice.index, content, choice.logprobs, choice.finish_reason))
+        return {**self._head, "object": self._kind, "choices": choices, "usage": self.usage(results)}
 
-    def first_event(self, index: int) -> str:
-        """The event that opens a text."""
-        return self._event_of(index, {"role": "assistant", "content": ""} if self.is_chat else {"content": ""})
+    def first_events(self) -> str:
+        """The events that open the texts."""
+        opened = {"role": "assistant", "content": ""} if self.is_chat else {"content": ""}
+        return "".join(self._event_of(choice.index, opened) for choice in self.choices)
 
-    def event(self, index: int, new: NewTokens) -> str:
-        """The event of new tokens; empty where no text is certain yet."""
-        delta, logprobs = self.choices[index].push(new)
-        return self._event_of(index, delta, logprobs) if delta or logprobs else ""
+    def event(self, index: int, delta: Delta, logprobs: Sequence[dict[str, Any]]) -> str:
+        """The event of what is certain now of a text."""
+        return self._event_of(index, delta, logprobs)
 
-    def last_event(self, index: int, result: ManyResult) -> str:
-        """The events that end a text."""
-        delta, logprobs = self.choices[index].push(None)
-        rest = self._event_of(index, delta, logprobs) if delta or logprobs else ""
-        return rest + self._event_of(index, {}, finish=self.choices[index].finish_reason(result, self.max_new_tokens))
+    def last_event(self, index: int) -> str:
+        """The event that ends a text."""
+        return self._event_of(index, {}, finish=self.choices[index].finish_reason)
 
-    def usage_event(self, results: Sequence[ManyResult]) -> str:
-        """The event that counts tokens."""
-        return self._event([], self._usage(results))
+    def last_events(self, results: Sequence[ManyResult]) -> str:
+        """The events after all texts, which count tokens where that is asked for."""
+        return (self._event([], self.usage(results)) if self._includes_usage else "") + "data: [DONE]\n\n"
+
+    def error_event(self, described: dict[str, Any]) -> str:
+        """The event of an error."""
+        return f"data: {json.dumps({'error': described})}\n\n"
 
     def _event_of(
         self, index: int, delta: Delta, logprobs: Sequence[dict[str, Any]] = (), *, finish: str | None = None
@@ -170,7 +177,7 @@ class Reply:
             "text_offset": offsets,
         }
 
-    def _usage(self, results: Sequence[ManyResult]) -> dict[str, Any]:
+    def usage(self, results: Sequence[ManyResult]) -> dict[str, Any]:
         """Token counts, with OpenAI's names for drafts; `spec_stats` has the rest."""
         all_stats, new = [result.stats for result in results], sum(len(result.token_ids) for result in results)
         stats = all_stats[0]

@@ -18,7 +18,8 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.answer_grammars import answer_grammar, tool_call_grammar
-from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat, ChatParser
+from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat
+from hf_specdec.tools.serve.chat_parser import ChatParser
 from hf_specdec.tools.serve.limits import ServerLimits, check_request
 from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
