@@ -1,10 +1,11 @@
-"""The server's routes: OpenAI's chat and text completions, streamed or whole, over a `ServingEngine`."""
+"""The server's routes: OpenAI's chat and text completions and responses, streamed or whole, over a `ServingEngine`."""
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
@@ -22,16 +23,20 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-    from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+    from hf_specdec.tools.serve.protocol import Body, ChatRequest, CompletionRequest, GenerationRequest
     from hf_specdec.tools.serve.reply import Choice, Reply
+    from hf_specdec.tools.serve.responses import NAMES, ResponsesReply, ResponsesRequest
 except ImportError as error:
     raise MissingExtraError("fastapi", "serve", "The server") from error
 
 
-ROUTES = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health and GET /metrics"
+ROUTES = (
+    "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, GET /v1/models, GET /health and GET /metrics"
+)
 READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
 logger = logging.getLogger("hf_specdec")
-Body = TypeVar("Body", bound=GenerationRequest)
+AnyBody = TypeVar("AnyBody", bound=Body)
+MakeReply = Callable[[Any, Sequence[Choice], int], Reply]  # of the body, its texts and the tokens of the prompt
 
 
 def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequence[str] = ()) -> FastAPI:
@@ -92,6 +97,16 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
     async def complete(request: Request) -> Response:
         return await server.answer(request, await server.body(request, CompletionRequest))
 
+    @app.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        asked = await server.body(request, ResponsesRequest)
+        try:
+            with _checked():
+                chat = asked.as_chat()
+            return await server.answer(request, chat, functools.partial(ResponsesReply, asked))
+        except RequestError as error:
+            raise error.renamed(NAMES) from error
+
     return app
 
 
@@ -101,8 +116,16 @@ def _not_served(request: Request, status: int) -> RequestError:
     return RequestError(status, message, "unknown_url")
 
 
+@contextlib.contextmanager
+def _checked() -> Iterator[None]:
+    """Raise RequestError for the first field that is wrong."""
+    try:
+        yield
+    except ValidationError as error:
+        raise _wrong_field(error) from error
+
+
 def _wrong_field(error: ValidationError) -> RequestError:
-    """Error for the first field that is wrong."""
     found = error.errors(include_url=False, include_context=False)
     first, place = found[0], found[0]["loc"][:-1]
     if found[0]["loc"][-1:] == ("str",):  # one type of a union: the error of the type that was read furthest counts
@@ -123,7 +146,7 @@ class _Server:
     def __init__(self, engine: ServingEngine, reader: RequestReader, metrics: Metrics) -> None:
         self.engine, self.reader, self.metrics = engine, reader, metrics
 
-    async def body(self, request: Request, kind: type[Body]) -> Body:
+    async def body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
         """The checked body.
 
         Raises:
@@ -139,20 +162,20 @@ class _Server:
                 if len(found) > most:
                     message = f"the body must have at most {most:,} bytes (--max-body)"
                     raise RequestError(413, message, "request_too_large")
-            return kind.model_validate_json(bytes(found))
         except ClientDisconnect as error:
             raise RequestError(499, "the client has hung up", "client_closed_request") from error
-        except ValidationError as error:
-            raise _wrong_field(error) from error
+        with _checked():
+            return kind.model_validate_json(bytes(found))
 
     def _read(self, body: GenerationRequest, api_key: str | None) -> list[dict[str, Any]]:
         """Inputs for the engine. Stop strings are compared with the whole vocabulary, which may take seconds."""
         inputs = {**self.reader.read(body, api_key), "spec_observer": self.metrics.add_step}
         return self.reader.each_text(body, self.engine.prepared(inputs))
 
-    async def answer(self, request: Request, body: GenerationRequest) -> Response:
+    async def answer(self, request: Request, body: GenerationRequest, make_reply: MakeReply = Reply) -> Response:
+        """Answer a checked request."""
         texts = await asyncio.to_thread(self._read, body, request.state.api_key)
-        reply = self._reply(body, texts)
+        reply = make_reply(body, *self._choices(body, texts))
         request.state.told.update(prompt_tokens=reply.prompt_tokens, model=body.model, stream=bool(body.stream))
         try:
             answer = self.engine.submit(texts, asyncio.get_running_loop())
@@ -178,7 +201,8 @@ class _Server:
             answer.cancel()
         return JSONResponse(reply.whole(answer.results))
 
-    def _reply(self, body: GenerationRequest, texts: Sequence[dict[str, Any]]) -> Reply:
+    def _choices(self, body: GenerationRequest, texts: Sequence[dict[str, Any]]) -> tuple[list[Choice], int]:
+        """The texts that are to come, and the tokens of their prompt."""
         reader, prompt_ids = self.reader, texts[0]["input_ids"][0].tolist()
         choices = []
         for index in range(len(texts)):
@@ -187,7 +211,7 @@ class _Server:
             text = TextStream(reader.tokenizer, body.stop_strings, skipped)
             limit = texts[index]["max_new_tokens"]
             choices.append(Choice(index, text, parser, reader.token_text, reader.end_tokens, limit))
-        return Reply(body, choices, len(prompt_ids))
+        return choices, len(prompt_ids)
 
 
 class _EventStream(StreamingResponse):

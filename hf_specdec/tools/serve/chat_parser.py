@@ -26,18 +26,15 @@ class ChatParser:
         max_calls (`int`, *optional*): most calls; what follows them is dropped.
 
     Attributes:
-        num_calls (`int`): calls that have ended.
+        num_calls (`int`): calls whose arguments have ended.
+        is_complete (`bool`): whether the answer has as many calls as it may.
     """
 
     def __init__(self, parser: Any = None, skipped: frozenset[int] | None = None, max_calls: int | None = None) -> None:
         self._parser, self.skipped, self._max_calls = parser, skipped, max_calls
         self._region = _CallRegion()
         self._num_begun = self.num_calls = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Returns whether the answer has as many calls as it may."""
-        return self.num_calls == self._max_calls
+        self.is_complete = False
 
     def push(self, text: str, *, is_end: bool = False, is_cut: bool = False) -> dict[str, Any]:
         """Take text, the last of it at the end; returns the delta that is certain now.
@@ -67,7 +64,7 @@ class ChatParser:
         if field == "content" or field in REASONING_FIELDS:
             name = "content" if field == "content" else "reasoning_content"
             text = event["text"] if event["type"] == "region_chunk" else ""
-            if text.strip() or not self._num_begun:
+            if (text.strip() and not is_cut) or not self._num_begun:  # a cut marker of the next call is no text
                 delta[name] = delta.get(name, "") + text
         elif event["type"] == "region_open":
             self._region = _CallRegion()
@@ -86,9 +83,11 @@ class ChatParser:
         elif not region.num_begun and not (is_cut and region.may_become_call):
             delta["content"] = delta.get("content", "") + region.body
         self._region = _CallRegion()
+        self.is_complete = self.num_calls == self._max_calls
 
     def _tell(self, delta: dict[str, Any], name: str | None, arguments: str, is_end: bool = False) -> None:
         """Add to a delta the name of a call that begins, and arguments of the last one."""
+        self.is_complete = self.is_complete or (name is not None and self._num_begun == self._max_calls)
         if self.is_complete:
             return
         calls = delta.setdefault("tool_calls", [])

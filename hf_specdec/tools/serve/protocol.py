@@ -19,7 +19,9 @@ MAX_LOGPROBS = 20  # likewise, of chats
 LEAST_PENALTY, MAX_PENALTY = 0.01, 100.0  # logits times or over much more are infinite
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A JSON object of known fields."""
+
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
@@ -29,13 +31,13 @@ class _Body(BaseModel):
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """A schema that an answer follows."""
 
     name: str
@@ -44,7 +46,7 @@ class JsonSchema(_Body):
     strict: bool = False
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -58,14 +60,14 @@ class ResponseFormat(_Body):
         return self
 
 
-class TextPart(_Body):
+class TextPart(Body):
     """One piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Body):
+class CalledFunction(Body):
     """A function and its arguments, as JSON."""
 
     name: str
@@ -84,7 +86,7 @@ class CalledFunction(_Body):
         return arguments
 
 
-class ToolCall(_Body):
+class ToolCall(Body):
     """A call in an earlier answer."""
 
     id: str
@@ -92,7 +94,7 @@ class ToolCall(_Body):
     function: CalledFunction
 
 
-class Message(_Body):
+class Message(Body):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -123,7 +125,7 @@ class Message(_Body):
         return found
 
 
-class Function(_Body):
+class Function(Body):
     """A function that the model may call."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
@@ -132,31 +134,30 @@ class Function(_Body):
     strict: bool | None = None
 
 
-class Tool(_Body):
+class Tool(Body):
     """A tool that the model may use."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(_Body):
+class FunctionName(Body):
     """The name of a function."""
 
     name: str
 
 
-class NamedTool(_Body):
+class NamedTool(Body):
     """The tool that an answer has to call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class GenerationRequest(_Body):
-    """Fields that both kinds of request share. `user`, `metadata` and `store` are accepted and not kept."""
+class SamplingRequest(Body):
+    """Fields that all requests share. `user` and what follows it is accepted and not kept."""
 
     model: str
-    max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
@@ -167,12 +168,12 @@ class GenerationRequest(_Body):
     logit_bias: dict[int, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]] | None = None
     seed: int | None = Field(None, ge=0, le=MAX_SEED - MAX_TEXTS)
     stop: str | list[str] | None = None
-    n: int = Field(1, ge=1, le=MAX_TEXTS)
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
     spec_method: str | None = None
     spec_config: dict[str, Any] | list[Any] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
 
@@ -186,13 +187,6 @@ class GenerationRequest(_Body):
             raise ValueError(f"must be at most {MAX_STOPS} texts")
         return stop
 
-    @model_validator(mode="after")
-    def _streams(self) -> Self:
-        """Refuse what a whole answer does not tell."""
-        if self.stream_options is not None and self.stream_options.include_usage and not self.stream:
-            raise ValueError("stream_options must come with stream; a whole answer has its usage anyway")
-        return self
-
     @field_validator("temperature")
     @classmethod
     def _divides(cls, temperature: float | None) -> float | None:
@@ -200,6 +194,21 @@ class GenerationRequest(_Body):
         if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
             raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
         return temperature
+
+
+class GenerationRequest(SamplingRequest):
+    """Fields that the bodies of completions share."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        """Refuse what a whole answer does not tell."""
+        if self.stream_options is not None and self.stream_options.include_usage and not self.stream:
+            raise ValueError("stream_options must come with stream; a whole answer has its usage anyway")
+        return self
 
     @property
     def stop_strings(self) -> list[str]:

@@ -185,6 +185,7 @@ class Reply:
             sum(getattr(one, name) for one in all_stats)
             for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
         )
+        reasoning = sum(one.text.num_tokens(one.message.get("reasoning_content", "")) for one in self.choices)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": new,
@@ -193,6 +194,7 @@ class Reply:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,
+                "reasoning_tokens": reasoning,
             },
             "spec_stats": {
                 "method": stats.method,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +38,14 @@ class RequestError(Exception):
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
+
+    def renamed(self, names: Mapping[str, str]) -> "RequestError":
+        """The same error, its field under another name where `names` has one."""
+        field = next((name for name in names if f"{self.param}.".startswith(f"{name}.")), None)
+        if field is None or self.param is None:
+            return self
+        message = self.message.replace(field, names[field], 1)
+        return RequestError(self.status, message, self.code, self.param.replace(field, names[field], 1))
 
 
 @dataclass(frozen=True, slots=True)

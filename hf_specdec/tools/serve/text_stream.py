@@ -34,6 +34,10 @@ class TextStream:
         """The rest of the text."""
         return self._release(self._new_text(is_end=True), is_end=True)
 
+    def num_tokens(self, text: str) -> int:
+        """Tokens of a piece of text."""
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else 0
+
     def _new_text(self, *, is_end: bool = False) -> str:
         """Decoded with the tokens before, on which spaces and joined bytes depend."""
         known = self._decode(self._token_ids[self._context : self._decoded])
