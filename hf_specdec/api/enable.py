@@ -47,7 +47,8 @@ def enable(
             other models of the same tokenizer. Its bounds count, whatever the configuration says.
         plain_kernels (`bool`, *optional*, defaults to `False`): whether calls without speculation compute by this
             package's CPU kernels too. In bf16 and fp16 these round otherwise than torch's, so that plain text may
-            differ from speculative text; with them both are the same, and plain calls are faster.
+            differ from speculative text; with them both are the same, and plain calls are faster. On a CUDA device,
+            whether calls over a compiled static cache round alike with every `spec_method`, see docs/concepts.
         configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
 

@@ -22,10 +22,9 @@ from hf_specdec.compat.attention import attention_function_of, register_attentio
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.grouped import can_fold, folded
+from hf_specdec.kernels.key_order import FOREIGN, attended_in_order, is_key_order
 
 NAME = "sdpa"
-# Arguments that change the result and that only transformers' function knows.
-FOREIGN = ("position_bias", "cache", "softcap")
 
 
 @dataclass(slots=True)
@@ -137,6 +136,8 @@ class _Attention:
             )
             return attended
 
+        if attention_mask is not None and is_key_order(attention_mask):
+            return attended_in_order(query, key, value, attention_mask, scaling, dropout=dropout, **kwargs), None
         is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in FOREIGN) or kwargs.get("output_attentions")

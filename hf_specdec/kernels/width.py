@@ -9,21 +9,29 @@ from hf_specdec.compat.modules import parameters_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import NAME as ATTENTION
 from hf_specdec.kernels.few_token import FewTokenLayers
-from hf_specdec.kernels.linear import LANES, LinearForward
+from hf_specdec.kernels.key_order import why_unordered
+from hf_specdec.kernels.linear import FORWARDS, LANES, LinearForward
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
 
 
-def reason_for_width(model: PreTrainedModel) -> str | None:
+def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str | None:
     """Reason why forwards of several tokens may round otherwise than forwards of one.
 
     `None` where the core computes every sum over a token's numbers and over the keys that it sees, each in one order.
     What it has no kernel for, such as attention with sinks, only a trial forward shows.
+
+    Args:
+        in_order (`bool`): whether all forwards have one width, and attention adds up in the order of the text. Then
+            `None` where each operation computes its tokens alike.
     """
     if model.dtype == torch.float32:
         return "in fp32 the faster kernel computes each number of tokens, and sums have other orders"
-    if not is_host(model.device):
+    if in_order:
+        if (reason := why_unordered(model.device)) is not None:
+            return reason
+    elif not is_host(model.device):
         return f"on {model.device.type} a kernel is chosen by the number of tokens"
-    if (reason := cpu.why_unused()) is not None:
+    elif (reason := cpu.why_unused()) is not None:
         return f"torch chooses a kernel by the number of tokens: {reason}"
     if is_compiled(model):
         return "a compiled forward has kernels for each number of tokens"
@@ -32,6 +40,8 @@ def reason_for_width(model: PreTrainedModel) -> str | None:
     known: set[torch.nn.Module] = {
         forward.module for forward in FewTokenLayers(model).forwards if isinstance(forward, LinearForward)
     }
+    if in_order:
+        known |= {module for module in modules_of(model) if type(module) in FORWARDS}
     prompts_alone = _encoder_modules(model)
     for module in modules_of(model):
         if module in prompts_alone:

@@ -18,8 +18,9 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.forward.target.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
+from hf_specdec.kernels.key_order import in_order
 
-__all__ = ["MODEL_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
+__all__ = ["MODEL_STEP", "ORDERED_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
 
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 NUM_SERVED = 2000  # forwards of the 7B shape take 12 seconds on an H100, compiling one 26
@@ -59,8 +60,19 @@ def _model_step(model: Any) -> Step:
     return step
 
 
+def _ordered_step(model: Any) -> Step:
+    """A model's forward with attention in the order of the text."""
+    step = _model_step(model)
+
+    def ordered(**inputs: Any) -> tuple[Any, torch.Tensor]:
+        return step(**{**inputs, "attention_mask": in_order(inputs["attention_mask"])})
+
+    return ordered
+
+
 TOKEN_DIMS = dict.fromkeys(("input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids"), 1)
 MODEL_STEP = StepKind(_model_step, {**TOKEN_DIMS, "position_ids": -1, "attention_mask": 2})
+ORDERED_STEP = StepKind(_ordered_step, MODEL_STEP.width_dims)
 
 
 class CompiledForward:

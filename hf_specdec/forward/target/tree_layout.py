@@ -62,7 +62,7 @@ class TreeLayout:
         self.depths += self.new_depths
 
     def pad(self, num_new: int) -> None:
-        """Widen the next forward to `num_new` columns; the added ones repeat the last token and see only themselves."""
+        """Widen the next forward to `num_new` columns; the added ones repeat the last token and see what it sees."""
         missing = num_new - len(self.new_tokens)
         if not missing:
             return
@@ -97,6 +97,7 @@ class TreeLayout:
             mask[rows, self.node_columns[0] : self.node_columns[-1] + 1] = block
         else:
             mask[rows, self.node_columns] = block
+        mask[rows.stop :] = mask[rows.stop - 1]
         return mask
 
     def column_of(self, node: int) -> int:
