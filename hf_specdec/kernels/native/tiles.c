@@ -16,8 +16,7 @@ enum { LINE = 64 }; /* bytes that memory delivers at once */
 
 /* A tile of so many tokens and outputs. What follows them is that of all tiles of a set: its name, the instructions,
  * how many numbers they multiply at once, the types of a token's and a weight's number, how either is loaded, the types
- * of what is loaded and of a sum, how two of the loaded are multiplied and added to a sum, and how the totals of some
- * sums are written. */
+ * of what is loaded and of a sum, how a product is added to a sum, and how the totals of sums are written. */
 #define DEFINE_TILE(tokens_, outputs_, name_, INSTRUCTIONS, lanes_, Token, Weight, load_token, load_weight, Lanes,     \
                     Sum, add, put_totals)                                                                              \
     INSTRUCTIONS static void name_##_##tokens_##_##outputs_(const void *tokens, const void *weights, int64_t num_in,   \
@@ -31,6 +30,7 @@ enum { LINE = 64 }; /* bytes that memory delivers at once */
             Lanes rows[outputs_];                                                                                      \
             UNROLLED for (int o = 0; o < outputs_; o++) rows[o] =                                                      \
                 load_weight((const Weight *)weights + o * num_in + i);                                                 \
+            UNROLLED for (int o = 0; o < outputs_; o++) __asm__("" : "+v"(rows[o])); /* else each token loads it */    \
             UNROLLED for (int t = 0; t < tokens_; t++) {                                                               \
                 Lanes token = load_token((const Token *)tokens + t * num_in + i);                                      \
                 UNROLLED for (int o = 0; o < outputs_; o++) sums[t][o] = add(sums[t][o], token, rows[o]);              \
