@@ -1,5 +1,7 @@
 """Checkpoints whose configuration and weights are in one GGUF file."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers as tf
@@ -9,32 +11,100 @@ from hf_specdec.loading.checkpoints import tokenizers
 from tests.helpers.support import PROMPT
 
 VOCAB, HIDDEN, HEADS, KV_HEADS = 128, 64, 4, 2
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 256,
+}
+LLAMA = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.": "blk.",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attn_norm",
+}
+LFM2 = {
+    **{name: LLAMA[name] for name in LLAMA if "self_attn" in name or "model." in name},
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+}
 
 
 @pytest.fixture(scope="module")
 def gguf_folder(tmp_path_factory):
     """A folder with one GGUF file: a random Llama of one layer, its matrices in Q8_0."""
+    config = tf.LlamaConfig(**SIZES, num_hidden_layers=1)
+    return written(tmp_path_factory.mktemp("gguf"), "llama", config, LLAMA, heads=KV_HEADS, eps=config.rms_norm_eps)
+
+
+@pytest.fixture
+def packed_folder(tmp_path, monkeypatch):
+    """A folder with one GGUF file whose matrices transformers keeps in Q8_0: it finds a kernel, in torch, for them."""
+    kernels = pytest.importorskip("transformers.integrations.gguf.kernels")
+    dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
+
+    def mul_mat_vec(blocks, x, kind, num_rows):
+        return x @ dequant.dequantize(blocks, kind, x.dtype).reshape(num_rows, -1).T
+
+    parts = dict.fromkeys(("dequantize", "get_rows", "mul_mat_id"))
+    module = SimpleNamespace(mul_mat_vec=mul_mat_vec, GEMV_TYPES=frozenset(dequant.GGML_BLOCK), **parts)
+    monkeypatch.setattr(kernels, "_gguf_kernel", kernels.GgufKernel(module))
+    layers = ["conv", "full_attention", "conv"]
+    config = tf.Lfm2Config(**SIZES, num_hidden_layers=3, layer_types=layers, block_auto_adjust_ff_dim=False)
+    heads = [KV_HEADS if layer == "full_attention" else 0 for layer in layers]
+    return written(tmp_path, "lfm2", config, LFM2, heads=heads, eps=config.norm_eps)
+
+
+def written(folder, architecture, config, names, *, heads, eps):
+    """`folder` with the file of a random model, its matrices in Q8_0.
+
+    Args:
+        names: llama.cpp's name for each part of a weight's.
+        heads: key/value heads, of each layer where they differ.
+    """
     gguf = pytest.importorskip("gguf")
-    folder = tmp_path_factory.mktemp("gguf")
     torch.manual_seed(0)
-    sizes = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 256}
-    config = tf.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=HIDDEN, num_hidden_layers=1, **sizes
-    )
-    weights = tf.LlamaForCausalLM(config).state_dict()
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    weights = tf.AutoModelForCausalLM.from_config(config).state_dict()
+    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     writer.add_context_length(256)
     writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(1)
+    writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_shortconv_l_cache(getattr(config, "conv_L_cache", 0))
     writer.add_vocab_size(VOCAB)
     writer.add_token_list([f"t{token}" for token in range(VOCAB)])
-    for name, weight in zip(gguf_names(weights), weights.values(), strict=True):
-        values, kind = weight.numpy(), gguf.GGMLQuantizationType.Q8_0
-        if weight.ndim == 2:
+    for name, weight in weights.items():
+        if architecture == "lfm2" and name == "lm_head.weight":
+            continue  # its embedding's
+        for old, new in names.items():
+            name = name.replace(old, new)
+        is_kernel = weight.ndim == 3  # of a convolution
+        values, kind = (weight.squeeze(1) if is_kernel else weight).numpy(), gguf.GGMLQuantizationType.Q8_0
+        if values.ndim == 2 and not is_kernel:
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values)
@@ -43,29 +113,6 @@ def gguf_folder(tmp_path_factory):
     writer.write_tensors_to_file()
     writer.close()
     return folder
-
-
-def gguf_names(weights):
-    """llama.cpp's names of a Llama's weights."""
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "model.layers.": "blk.",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "post_attention_layernorm": "ffn_norm",
-        "input_layernorm": "attn_norm",
-    }
-    for name in weights:
-        for old, new in names.items():
-            name = name.replace(old, new)
-        yield name
 
 
 @pytest.mark.extras
@@ -86,6 +133,19 @@ def test_the_path_of_a_file_is_enough(gguf_folder):
     folder = hf_specdec.AutoModelForCausalLM.from_pretrained(gguf_folder, gguf_file="model.gguf", precision="fp32")
     call = {"max_new_tokens": 12, "do_sample": False, "spec_method": "auto"}
     assert model.generate(PROMPT, **call).tolist() == folder.generate(PROMPT, **call).tolist()
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("num_nodes", [5, 12])  # transformers multiplies more than eight tokens by unpacked weights
+def test_trees_over_weights_that_stay_packed(packed_folder, num_nodes):
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(packed_folder / "model.gguf", attn_implementation="sdpa")
+    assert {weight.dtype for name, weight in model.named_parameters() if "proj" in name} == {torch.uint8}
+    call = {"max_new_tokens": 32, "do_sample": False, "return_dict_in_generate": True}
+    plain = model.generate(PROMPT, **call).sequences
+    for method, config in (("auto", {"num_nodes": num_nodes}), ("prompt_lookup", {"max_draft_len": num_nodes})):
+        ours = model.generate(PROMPT, **call, spec_method=method, spec_config=config)
+        assert torch.equal(ours.sequences, plain)
+        assert ours.spec_stats.num_accepted_tokens
 
 
 def test_the_tokenizer_comes_out_of_the_file(tmp_path, monkeypatch):
