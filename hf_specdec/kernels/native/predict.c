@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { NUM_PLACES = 16, FEW = 4, NUM_MATCH_KINDS = 6, NUM_COMMON = 16 };
+enum { NUM_PLACES = 16, FEW = 4, COUNTED_MATCH = 8, NUM_MATCH_KINDS = 6, NUM_COMMON = 16 };
 #define FLOOR 7.0
 #define SMOOTHING_COUNT 4.0
 #define PRIOR_COUNT 4.0
@@ -32,10 +32,10 @@ static int add_match(Search *search, const Arrays *arrays, int node, int text, i
 }
 
 static int match_length(const Ngrams *index, int64_t place, const int32_t *context, int64_t length) {
-    int64_t most = place < length ? place : length, same = 0;
-    if (most > MAX_MATCH) most = MAX_MATCH;
-    while (same < most && index->tokens[place - 1 - same] == context[length - 1 - same]) same++;
-    return (int)same;
+    int same = 0; /* up to the second token that does not agree */
+    for (int back = 1; back <= place && back <= length && back <= same + 2; back++)
+        same += index->tokens[place - back] == context[length - back];
+    return same;
 }
 
 static int is_known(const Search *search, int first, int text, int place) {
@@ -124,7 +124,7 @@ static int add_source(Search *search, int place, int first, int count) {
     return 0;
 }
 
-/* Votes of these matches as evidence: one of m tokens has m * m. `longest` is 0 where nothing votes. */
+/* Votes of these matches as evidence: m * m for one of m tokens, the longest at most as one of COUNTED_MATCH. */
 static int count_votes(Search *search, Range matches, int place, int *longest) {
     int first = search->evidence.count;
     double total = 0.0;
@@ -139,7 +139,7 @@ static int count_votes(Search *search, Range matches, int place, int *longest) {
         total += vote;
         if (match.size > *longest) *longest = match.size;
     }
-    total += SMOOTHING_COUNT;
+    total += SMOOTHING_COUNT * pow(fmax(1.0, (double)*longest / COUNTED_MATCH), 2.0);
     for (int number = first; number < search->evidence.count; number++) {
         double *value = &search->evidence.at[number].value, odds = FLOOR + log(*value / (total - *value));
         *value = odds > 0.0 ? odds : 0.0;

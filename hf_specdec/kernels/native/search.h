@@ -8,7 +8,7 @@
 enum { OWN_TEXT, YOUNG_TEXT, OLD_TEXT, NUM_TEXTS };
 enum { RECYCLED_TABLE, FOUND_TABLE, NUM_TABLES };
 enum { OWN, POOLED, RECYCLED, COMMON = RECYCLED + MAX_KEY, DRAFT, FOUND, NUM_SOURCES };
-enum { MAX_MATCH = 8, WIDTH = NUM_SOURCES + 1, NUM_BINS = 20 };
+enum { MAX_MATCH = 16, WIDTH = NUM_SOURCES + 1, NUM_BINS = 20 };
 #define MOST 0.93
 
 /* A list that grows; its entries are reached by number, as it moves when it grows. */

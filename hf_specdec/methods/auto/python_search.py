@@ -1,11 +1,12 @@
 """The search in Python: what the compiled core computes, sum for sum, for tests to compare and where there is no core.
 
 Written to be read, not to be fast. A *match* is a place in a text and how many tokens in front of it agree with the
-context. When the context grows by a token, the matches that this token follows move on by one; where few are left, the
-token's newest places join them. Candidates get the log odds of every source that knows them. Their weighted sum is the
-score, the softmax of all scores, and of 0 for every other token, the probability: multinomial logistic regression,
-which for two outcomes is the logistic mixing of PAQ (http://mattmahoney.net/dc/dce.html#Section_432). Each token of the
-text moves the weights down the gradient of the log loss, and corrects by what was accepted.
+context, all but one: a copy goes on behind a token that differs. When the context grows by a token, the matches that
+this token follows move on by one; where few are left, the token's newest places join them. Candidates get the log odds
+of every source that knows them. Their weighted sum is the score, the softmax of all scores, and of 0 for every other
+token, the probability: multinomial logistic regression, which for two outcomes is the logistic mixing of PAQ
+(http://mattmahoney.net/dc/dce.html#Section_432). Each token of the text moves the weights down the gradient of the log
+loss, and corrects by what was accepted.
 """
 
 import heapq
@@ -22,7 +23,8 @@ from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
 
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
-MAX_MATCH = 8  # tokens in front of a place compared; more say nothing new
+MAX_MATCH = 16  # tokens in front of a place compared
+COUNTED_MATCH = 8  # length as which the longest match counts at most, shorter ones less in proportion
 FEW = 4  # matches below which a context is looked up anew
 SMOOTHING_COUNT = 4.0  # votes for tokens never seen after the context
 OTHERS_NOISE, OTHERS_DRAFTED = 0.5, 2.0  # of all other tokens; where a draft named those of little noise. Measured
@@ -258,11 +260,11 @@ class PythonSearch:
 
     def _counted(self, node: _Node, matches: Sequence[Match]) -> Entry:
         """Votes as evidence: a match of m tokens has m * m."""
-        votes: dict[int, float] = {}
+        votes, longest = dict[int, float](), max([COUNTED_MATCH, *[size for *_, size in matches]])
         for text, place, size in matches:
             if (token := self._follower(node, text, place)) >= 0:
                 votes[token] = votes.get(token, 0.0) + size * size
-        total = sum(votes.values()) + SMOOTHING_COUNT
+        total = sum(votes.values()) + SMOOTHING_COUNT * (longest / COUNTED_MATCH) ** 2
         return list(votes), [max(0.0, FLOOR + math.log(count / (total - count))) for count in votes.values()]
 
 
@@ -271,9 +273,18 @@ def found_in(source: NgramIndex | NgramPool, index: NgramIndex) -> list[Match]:
     context, found = index.tokens[-MAX_MATCH:], dict[tuple[int, int], Match]()
     for size in range(min(source.max_ngram_size, len(context)), 0, -1):
         for other, place in source.search(context[-size:], limit=NUM_PLACES):
-            same = other.match_length(place, context, MAX_MATCH)
-            found.setdefault((id(other), place), (other.tokens, place, same))
+            found.setdefault((id(other), place), (other.tokens, place, match_length(other.tokens, place, context)))
     return list(found.values())
+
+
+def match_length(text: Sequence[int], place: int, context: Sequence[int]) -> int:
+    """Count the tokens in front of `place` that agree with the end of `context`, up to the second that does not."""
+    same = 0
+    for back in range(1, min(place, len(context)) + 1):
+        if back > same + 2:
+            break
+        same += text[place - back] == context[-back]
+    return same
 
 
 def weighted_sums(said: Said, bias: float, weights: Sequence[float]) -> dict[int, float]:

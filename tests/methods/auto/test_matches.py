@@ -1,7 +1,5 @@
 """Matches against a literal reference that compares every place with the context, token by token."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -53,15 +51,16 @@ def text(seed: int, length: int = 40, alphabet: int = 6) -> list[int]:
 
 
 def num_equal(tokens: list[int], place: int, context: list[int]) -> int:
-    """How many of the last 8 tokens of `context` stand in front of `place`."""
-    pairs = zip(reversed(tokens[:place]), reversed(context[-8:]), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    """How many of the last 16 tokens of `context` stand in front of `place`, up to the second that does not."""
+    agree = [one == other for one, other in zip(reversed(tokens[:place]), reversed(context[-16:]), strict=False)]
+    ends = [back for back, agrees in enumerate(agree) if not agrees]
+    return sum(agree[: ends[1]] if len(ends) > 1 else agree)
 
 
 def all_places(tokens: list[int], context: list[int]) -> Places:
     """Every place but the end whose token in front is the context's last."""
-    found = [(place, num_equal(tokens, place, context)) for place in range(1, len(tokens))]
-    return [(place, size) for place, size in found if size]
+    places = [place for place in range(1, len(tokens)) if tokens[place - 1] == context[-1]]
+    return [(place, num_equal(tokens, place, context)) for place in places]
 
 
 def followed(tokens: list[int], path: list[int], places: Places, token: int, *, renews: bool) -> Places:
@@ -78,7 +77,7 @@ def votes(tokens: list[int], places: Places) -> Votes:
     by_token: Votes = {}
     for place, size in places:
         if tokens[place] >= 0:
-            by_token[tokens[place]] = by_token.get(tokens[place], 0.0) + min(size, 8) ** 2
+            by_token[tokens[place]] = by_token.get(tokens[place], 0.0) + min(size, 16) ** 2
     return by_token
 
 
@@ -119,8 +118,21 @@ def test_a_match_runs_on_into_the_draft_itself() -> None:
 
 
 def test_long_matches_outvote_many_short_ones() -> None:
-    tokens = [9, 5, 8, 9, 5, 8, 9, 5, 8, 1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5]
+    tokens = [9, 5, 8, 9, 5, 8, 9, 5, 8, 1, 2, 3, 4, 5, 7, 6, 1, 2, 3, 4, 5]
     assert Context(tokens).own() == {8: 3.0, 7: 25.0}
+
+
+def test_a_copy_that_differs_in_one_token_is_still_a_long_match() -> None:
+    assert Context([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 9, 5]).own() == {6: 16.0}
+
+
+def test_of_two_long_matches_the_longer_one_is_likelier() -> None:
+    """Both agree in 8 tokens; the text goes on as where 13 did."""
+    common = list(range(10, 18))
+    longer, shorter = [20, 21, 22, 23, 24, *common], [30, 31, 32, 33, 34, *common]
+    context = Context([*longer, 1, *shorter, 2, *shorter, 3, *longer])
+    prediction = context.search.predicted(context.node)
+    assert prediction.share(1) > 2 * (prediction.share(2) + prediction.share(3))
 
 
 def test_a_text_without_a_past_has_no_matches() -> None:

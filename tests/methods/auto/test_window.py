@@ -64,7 +64,7 @@ def test_a_window_is_there_where_it_adds_as_much_as_its_columns_cost() -> None:
 
 def test_unlikely_nodes_are_no_reason_for_a_window() -> None:
     """They and the window would make the forward a wide one, and a second token costs much more than the third."""
-    text = [1, 2, 3, 1, 4, 1, 5, 1]
+    text = [1, 2, 3, 1, 4, 6, 1, 5, 7, 1]
     costs = [DraftCost(of_node=1e-3, of_draft=jump) for jump in (0.0, 0.9)]
     trees = [drafted_by(drafter_of(prompt=text), 16, cost=cost) for cost in costs]
     assert [len(tree) > 1 for tree in trees] == [True, True]
