@@ -8,6 +8,7 @@ Names                              Why
 `is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`
                                    torch has no public name for whether operations are traced, counted or replaced
 `torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
+`_grouped_mm`, `_int_mm`           products of experts, as torch's modes see them, and of integers
 `DeviceContext`                    the mode of `torch.set_default_device`, which replaces none
 """
 
@@ -18,6 +19,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+grouped_mm = torch._grouped_mm
+int_mm = torch._int_mm
 OUTPUT_HOOKS = "transformers.utils.output_capturing"
 FUNCTIONS = ("linear", "scaled_dot_product_attention")  # by which layers and attention compute
 

@@ -1,6 +1,7 @@
 """Attention of a few queries by the compiled core."""
 
 import torch
+from torch.nn.functional import pad
 
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared
@@ -33,8 +34,11 @@ class CoreAttention:
         *,
         is_causal: bool = True,
     ) -> None:
-        self.query, self.key, self.value, self.mask = query, key, value, mask
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        self.value_dim = value.shape[-1]
+        if query.dtype in cpu.HALVES:
+            query, key, value = _padded(query, LANES), _padded(key, LANES), _padded(value, WIDTH)
+        self.query, self.key, self.value, self.mask = query, key, value, mask
         self.work = query.numel() * key.shape[2] * 2
         hides_future = mask is None and is_causal and query.shape[2] > 1
         fits = not hides_future and _fits(query, key, value, mask)
@@ -70,7 +74,13 @@ class CoreAttention:
             self._threads,
             0 if self._threads == 1 else cpu.team(),
         )
-        return out
+        return out if value_dim == self.value_dim else out[..., : self.value_dim]
+
+
+def _padded(heads: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Heads of other sizes with zeros up to the next that the core takes, which change no sum."""
+    missing = -heads.shape[-1] % multiple
+    return pad(heads, (0, missing)) if missing else heads
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:

@@ -18,11 +18,12 @@ import torch
 from hf_specdec.compat import computes_halves, has_own_functions, is_dispatch_traced
 from hf_specdec.kernels.native import core
 
-__all__ = ["KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
+__all__ = ["HALVES", "KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
 
 T = TypeVar("T")
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
+HALVES = (torch.bfloat16, torch.float16)
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
 

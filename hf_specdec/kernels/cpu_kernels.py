@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.kernels.few_query import FewQueryAttention
+from hf_specdec.kernels.few_query import FewQueryAttention, watch
 from hf_specdec.kernels.few_token import FewTokenLayers
 
 
@@ -32,6 +32,7 @@ class CpuKernels:
         attending = cast(PreTrainedModel, model) if device is None else None  # or a wrapper that looks like one
         self._attention = FewQueryAttention(attending, device=device or "cpu", is_compiled=is_compiled)
         self._layers = FewTokenLayers(model, is_used=not is_compiled)
+        self._watching = contextlib.ExitStack()
 
     @property
     def of_prompts(self) -> contextlib.AbstractContextManager[None]:
@@ -46,7 +47,10 @@ class CpuKernels:
     def __enter__(self) -> None:
         self._attention.__enter__()
         self._layers.__enter__()
+        if (seen := watch()) is not None and self._layers.rounds_alike:
+            self._watching.enter_context(seen)
 
     def __exit__(self, *_: object) -> None:
+        self._watching.close()
         self._layers.__exit__()
         self._attention.__exit__()

@@ -23,6 +23,7 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.grouped import can_fold, folded
 from hf_specdec.kernels.key_order import FOREIGN, attended_in_order, is_key_order
+from hf_specdec.kernels.products import Watch
 
 NAME = "sdpa"
 
@@ -33,7 +34,8 @@ class Attended:
 
     Attributes:
         by_core (`int`): calls that the core has computed.
-        by_torch (`set[str]`): classes of the modules whose attention torch has computed.
+        by_torch (`set[str]`): classes of the modules whose attention torch has computed, and functions of torch that
+            have added up other products.
     """
 
     by_core: int = 0
@@ -60,6 +62,11 @@ def counted() -> Iterator[Attended]:
         yield _here.counting
     finally:
         _here.counting = outer
+
+
+def watch() -> Watch | None:
+    """A block whose products torch computes are counted too, where attention is."""
+    return None if _here.counting is None else Watch(_here.counting.by_torch)
 
 
 class FewQueryAttention:

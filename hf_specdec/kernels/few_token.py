@@ -8,16 +8,20 @@ A layer is replaced for single forwards, in one thread:
 """
 
 import threading
+from typing import Any
 
 import torch
 
+from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import is_compiled, modules_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LinearForward
 from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.products import ProductsForward
+from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
 from hf_specdec.kernels.rms_norm import NormForward
 
-KINDS: tuple[type[LinearForward] | type[NormForward], ...] = (LinearForward, NormForward)
+KINDS: tuple[Any, ...] = (LinearForward, NormForward, Int8Forward, FourBitForward)
 
 _lock = threading.Lock()
 
@@ -39,7 +43,10 @@ class FewTokenLayers:
 
     def __init__(self, model: torch.nn.Module, *, is_used: bool = True) -> None:
         is_used = is_used and cpu.why_unused() is None and not is_compiled(model)
-        forwards = map(_forward_for, modules_of(model)) if is_used else ()
+        dtype, device = getattr(model, "dtype", None), getattr(model, "device", None)
+        is_half = dtype in cpu.HALVES and device is not None and is_host(device)
+        kinds = (*KINDS, ProductsForward) if is_half else KINDS
+        forwards = (_forward_for(module, kinds) for module in modules_of(model)) if is_used else ()
         self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
         self._installed: list[OwnForward] = []  # while this block is open
 
@@ -81,9 +88,9 @@ class FewTokenLayers:
             self._installed.clear()
 
 
-def _forward_for(module: torch.nn.Module) -> OwnForward | None:
+def _forward_for(module: torch.nn.Module, kinds: tuple[Any, ...]) -> OwnForward | None:
     """Replacement forward of a layer that the core can compute and that has none of its own; else `None`."""
     own = vars(module).get("forward")
     if own is not None and not isinstance(own, OwnForward):
         return None
-    return next((kind(module) for kind in KINDS if kind.can_replace(module)), None)
+    return next((kind(module) for kind in kinds if kind.can_replace(module)), None)

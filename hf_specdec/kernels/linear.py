@@ -10,16 +10,17 @@ import torch
 
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import OwnForward, here, is_readable
+from hf_specdec.kernels.own_forward import WeightForward, here, is_readable
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
 MOST_TOKENS = 256  # of fp32; torch's products of more are as fast
 LEAST_WEIGHTS = 1 << 15  # of a layer in fp32; a call takes longer than smaller ones
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 FORWARDS = {cls: cls.forward for cls in (torch.nn.Linear, Conv1D)}  # before anybody replaces them
 
 
-class LinearForward(OwnForward):
+class LinearForward(WeightForward):
     """The forward of a linear layer that `can_replace` has named."""
 
     __slots__ = ("is_transposed", "num_in", "num_out")
@@ -63,34 +64,51 @@ class LinearForward(OwnForward):
 
     def _product(self, input: torch.Tensor, num_threads: int) -> torch.Tensor:
         """The layer's result by the core."""
-        return _computed(input, self.weight, self.bias, self.num_out, num_threads, is_transposed=self.is_transposed)
+        return core_product(input, self.weight, self.bias, num_threads=num_threads, is_transposed=self.is_transposed)
 
 
-def product(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`tokens @ weight.T` of a matrix that was widened for this forward: by the core where it computes halves.
+def product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`tokens @ weight.T + bias` of a matrix that is no layer's own: by the core where it computes halves.
 
     Args:
         tokens: `(..., in)`; weight: `(out, in)`.
     """
-    num_out, num_in = weight.shape
-    threads = cpu.threads_for(tokens.numel() * num_out) if here.depth and tokens.numel() else 0
-    fits = tokens.is_cpu and weight.is_contiguous() and num_in % LANES == 0
-    if not (threads and fits) or tokens.dtype == torch.float32 or not tokens.dtype == weight.dtype in cpu.KINDS:
-        return torch.nn.functional.linear(tokens, weight)
-    return _computed(tokens, weight, None, num_out, threads)
+    is_half = tokens.dtype != torch.float32
+    if here.depth and is_half and can_multiply(tokens, weight, bias):
+        return core_product(tokens, weight, bias)
+    return torch.nn.functional.linear(tokens, weight, bias)
 
 
-def _computed(
-    input: torch.Tensor,
+def can_multiply(
+    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_transposed: bool = False
+) -> bool:
+    """Returns whether the core multiplies `tokens` by a matrix `(out, in)`, or `(in, out)`."""
+    num_out, num_in = reversed(weight.shape) if is_transposed else weight.shape
+    return bool(
+        tokens.numel()
+        and tokens.dtype in cpu.KINDS
+        and tokens.shape[-1] == num_in
+        and num_in % LANES == 0
+        and not (is_transposed and num_out % WIDTH)
+        and all(one.dtype == tokens.dtype and one.is_contiguous() for one in (weight, bias) if one is not None)
+        and all(type(one) in PLAIN and one.is_cpu for one in (tokens, weight, bias) if one is not None)
+        and cpu.threads_for(tokens.numel() * num_out)
+    )
+
+
+def core_product(
+    tokens: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    num_out: int,
-    num_threads: int,
+    bias: torch.Tensor | None = None,
     *,
+    num_threads: int | None = None,
     is_transposed: bool = False,
 ) -> torch.Tensor:
-    tokens, num_in = input.contiguous(), input.shape[-1]
-    out = tokens.new_empty((*input.shape[:-1], num_out))
+    """What `can_multiply` has named, each token's sums in one order beside any other tokens: `(..., out)`."""
+    num_out = weight.shape[1 if is_transposed else 0]
+    threads = cpu.threads_for(tokens.numel() * num_out) if num_threads is None else num_threads
+    tokens, num_in = tokens.contiguous(), tokens.shape[-1]
+    out = tokens.new_empty((*tokens.shape[:-1], num_out))
     cpu.core.linear(
         tokens.data_ptr(),
         weight.data_ptr(),
@@ -101,7 +119,7 @@ def _computed(
         num_in,
         cpu.KINDS[tokens.dtype],
         is_transposed,
-        num_threads,
-        0 if num_threads == 1 else cpu.team(),
+        threads,
+        0 if threads == 1 else cpu.team(),
     )
     return out

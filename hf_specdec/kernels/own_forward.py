@@ -24,23 +24,16 @@ def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
 
 
 class OwnForward:
-    """Replacement `forward` of a layer while a block is open in any thread.
-
-    Args:
-        module: the layer, with a weight that is a plain parameter.
+    """Replacement `forward` of a module while a block is open in any thread.
 
     Attributes:
         users (`int`): open blocks.
     """
 
-    __slots__ = ("_parameters", "bias", "dtype", "module", "shape", "users", "weight")
+    __slots__ = ("module", "users")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.users = module, 0
-        self._parameters = parameters_of(module)
-        weight, self.bias = self._parameters["weight"], self._parameters.get("bias")
-        assert weight is not None
-        self.weight, self.dtype, self.shape = weight, weight.dtype, weight.shape
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """A copy of the layer is in no block; the next one that opens takes this out of it again."""
@@ -48,9 +41,22 @@ class OwnForward:
         return None, {name: 0 if name == "users" else getattr(self, name) for name in names}
 
     def torchs(self, states: torch.Tensor) -> torch.Tensor:
-        """Calls the forward of the layer's class."""
+        """Calls the forward of the module's class."""
         result: torch.Tensor = type(self.module).forward(self.module, states)
         return result
+
+
+class WeightForward(OwnForward):
+    """The same of a layer with a weight that is a plain parameter."""
+
+    __slots__ = ("_parameters", "bias", "dtype", "shape", "weight")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._parameters = parameters_of(module)
+        weight, self.bias = self._parameters["weight"], self._parameters.get("bias")
+        assert weight is not None
+        self.weight, self.dtype, self.shape = weight, weight.dtype, weight.shape
 
     def fits(self, states: torch.Tensor, size: int) -> bool:
         """True if this thread is in a block, and the core can read the layer, and states of `size` numbers a token."""

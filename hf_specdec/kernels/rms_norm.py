@@ -8,13 +8,13 @@ import torch
 
 from hf_specdec.compat.norms import LlamaRMSNorm, is_rms_norm
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import OwnForward, is_readable
+from hf_specdec.kernels.own_forward import WeightForward, is_readable
 
 LANES = 8  # numbers that the core computes at once; a token has a multiple of them
 MOST_NUMBERS = 1 << 18  # of all tokens in fp32: the core computes them in one thread
 
 
-class NormForward(OwnForward):
+class NormForward(WeightForward):
     """The forward of a norm that `can_replace` has named."""
 
     __slots__ = ("epsilon", "size")

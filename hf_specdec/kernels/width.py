@@ -10,7 +10,7 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import NAME as ATTENTION
 from hf_specdec.kernels.few_token import FewTokenLayers
 from hf_specdec.kernels.key_order import why_unordered
-from hf_specdec.kernels.linear import FORWARDS, LANES, LinearForward
+from hf_specdec.kernels.linear import FORWARDS, LANES
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
 
 
@@ -37,16 +37,15 @@ def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str |
         return "a compiled forward has kernels for each number of tokens"
     if (name := attention_implementation(model.config)) != ATTENTION:
         return f'{name!r} attention rounds by the number of tokens; attn_implementation="{ATTENTION}" does not'
-    known: set[torch.nn.Module] = {
-        forward.module for forward in FewTokenLayers(model).forwards if isinstance(forward, LinearForward)
-    }
+    known = {forward.module for forward in FewTokenLayers(model).forwards}
     if in_order:
-        known |= {module for module in modules_of(model) if type(module) in FORWARDS}
+        known = {module for module in modules_of(model) if type(module) in FORWARDS}
     prompts_alone = _encoder_modules(model)
     for module in modules_of(model):
         if module in prompts_alone:
             continue
         is_known = module in known or isinstance(module, torch.nn.Embedding) or _is_widened(module)
+        is_known = is_known or (isinstance(module, torch.nn.Conv1d) and not in_order)  # a trial forward shows its use
         if not is_known and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None

@@ -1,7 +1,6 @@
 """In bf16 and fp16 a token's numbers are the same bits, whatever else its forward computes."""
 
 import contextlib
-import dataclasses
 from typing import Any
 
 import pytest
@@ -11,23 +10,22 @@ import hf_specdec
 from hf_specdec.call import plan
 from hf_specdec.kernels import cpu, width
 from hf_specdec.kernels.core_attention import CoreAttention
+from hf_specdec.kernels.quantization.bnb import load_bitsandbytes
 from hf_specdec.kernels.width import reason_for_width
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT
-from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, padded
 from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed
 
 pytestmark = has_core
 HALVES = [torch.bfloat16, torch.float16]
-EXACT = ["llama_mha", "llama_mqa", "qwen2", "mistral_wide", "gemma3_wide"]  # heads of 16 numbers, as the kernels take
-WIDENED = {"gpt2": "hidden_size", "bart": "d_model"}  # by what a family of narrower heads gets such
+EXACT = ["llama_mha", "llama_mqa", "qwen2", "mistral_wide", "gemma3_wide"]
+NARROW = ["llama", "qwen3", "gpt2", "bart"]  # heads of 8 and 12 numbers
+EXPERTS = ["mixtral_wide", "qwen3_moe", "deepseek_v3"]
 OTHERS = {
     "gemma2": "'eager' attention",
-    "qwen3_moe": "torch computes Qwen3MoeExperts",
-    "lfm2": "torch computes Conv1d",
-    "llama": "torch computes LlamaAttention",  # heads of 8 numbers
+    "qwen3_next": "torch computes linalg_solve_triangular, matmul",
 }
 
 
@@ -90,19 +88,12 @@ def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -
     assert torch.equal(together()[1, place], alone()[0, 0])
 
 
-def model_of(family: str, dtype: torch.dtype) -> Any:
-    if family in EXACT:
-        return family_model(family, dtype)
-    options = dict(FAMILIES[family].options) | {WIDENED[family]: 64}
-    return hf_specdec.enable(build(dataclasses.replace(FAMILIES[family], options=options)).to(dtype))
-
-
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("family", [*EXACT, *WIDENED])
+@pytest.mark.parametrize("family", [*EXACT, *NARROW, *EXPERTS, "lfm2"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dtype, rows: int) -> None:
     """Random trees over whole models, alone and in batches padded on the left."""
-    model, inputs = model_of(family, dtype), padded(PROMPT, rows=rows)
+    model, inputs = family_model(family, dtype), padded(PROMPT, rows=rows)
     settings: dict[str, Any] = {
         "max_new_tokens": 20,
         "do_sample": False,
@@ -118,8 +109,52 @@ def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dt
     assert drafted.spec_stats.plan.rounding_reason is None
 
 
-@pytest.mark.parametrize("precision", ["fp8", "bf16"])
-def test_fp8_weights_round_alike_too(precision: Any) -> None:
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("has_integer_sums", [True, False])
+@pytest.mark.parametrize("size", [(64, 48), (264, 131)])
+def test_an_int8_layer_gives_a_token_what_it_gives_for_it_alone(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], has_integer_sums: bool, dtype: torch.dtype
+) -> None:
+    """Other tokens have outliers in columns of their own, and some have none."""
+    library = load_bitsandbytes("a test")
+    module = library.nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0)
+    module.load_state_dict(layer(*size).state_dict())
+    module = module.to("cpu").eval()
+    given = tokens(64, size[0], dtype=dtype) * torch.linspace(0.0, 4.0, 64, dtype=dtype)[:, None]
+    assert (given.abs() >= 6.0).any(dim=1).sum() > 15
+    with torch.no_grad():
+        alone = torch.cat([module(one) for one in given.split(1)])
+    if not has_integer_sums:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    ours = torch.cat([inside(module, one) for one in given.split(1)])
+    assert torch.allclose(ours.float(), alone.float(), atol=0.02, rtol=0.01)
+    for count in range(1, 65, 1 if size[0] == 64 else 9):
+        assert torch.equal(inside(module, given[:count]), ours[:count])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("size", [(64, 96), (320, 128)])
+def test_a_four_bit_layer_computes_a_token_alike(size: tuple[int, int], is_packed: bool, dtype: torch.dtype) -> None:
+    """Packed for the CPU, where it has instructions for that, or not."""
+    library = load_bitsandbytes("a test")
+    module = library.nn.Linear4bit(*size, compute_dtype=dtype, quant_type="nf4")
+    module.load_state_dict(layer(*size).state_dict())
+    module = module.to("cpu").eval()
+    module.support_avx512bf16_for_cpu &= is_packed
+    given = tokens(64, size[0], dtype=dtype)
+    with torch.no_grad():
+        expected = module(given)
+    whole = inside(module, given)
+    assert torch.allclose(whole.float(), expected.float(), atol=0.02, rtol=0.01)
+    for count in range(1, 65):
+        assert torch.equal(inside(module, given[:count]), whole[:count])
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8", "nf4"])
+def test_quantised_weights_round_alike_too(precision: Any) -> None:
     path = hf_specdec.embedded.path("target")
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision=precision)
     settings: dict[str, Any] = {"max_new_tokens": 20, "return_dict_in_generate": True, "output_logits": True}

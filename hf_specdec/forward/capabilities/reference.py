@@ -8,6 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.kernels.cpu_kernels import CpuKernels
+from hf_specdec.kernels.few_query import counted
 
 PROMPT_LENGTH, LONGEST_PROMPT = 7, 1024
 PERIOD = 6
@@ -52,7 +53,7 @@ def reference(model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tens
     logits = []
     for length in range(prompt.shape[1] + 1, ids.shape[1] + 1):
         inputs = model.prepare_inputs_for_generation(ids[:, :length], next_sequence_length=1, **kwargs)
-        with kernels:
+        with counted(), kernels:  # one token at a time says nothing about several
             outputs = model(**inputs, return_dict=True)
         logits.append(outputs.logits[:, -1].float())
         kwargs = compat.updated_kwargs(model, outputs, kwargs)
