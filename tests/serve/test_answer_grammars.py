@@ -12,10 +12,12 @@ import pydantic
 import pytest
 
 import hf_specdec
+from hf_specdec.engine.sampling.grammar import COMPACT
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.serve.answer_grammars import tool_call_grammar
+from hf_specdec.tools.serve.answer_grammars import answer_grammar
+from hf_specdec.tools.serve.requests import RequestReader
 from tests.helpers.support import plain
-from tests.serve.conftest import NAME, serving
+from tests.serve.conftest import NAME, Script, serving
 from tests.serve.test_tools import TEMPLATE
 
 pytest.importorskip("llguidance")
@@ -91,7 +93,7 @@ def test_json_objects_and_schemas_that_are_not_strict(client: openai.OpenAI) -> 
         ({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none"}}}, "Invalid type: none"),
         (
             {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {"not": {}}}},
-            "response_format: `json_schema` must be a grammar that llguidance can follow (Unimplemented keys",
+            "failed to compile JSON schema: Unimplemented keys",
         ),
     ],
 )
@@ -123,6 +125,10 @@ FORMS = {name: (form % ("find", ARGUMENTS), form % ("stop", "{}")) for name, for
 }
 
 
+def call_grammar(tokenizer: Any, call_format: str, tools: Any, **options: Any) -> Any:
+    return answer_grammar(tokenizer, [tokenizer.eos_token_id], tools=tools, call_format=call_format, **options)
+
+
 def accepts(processor: Any, tokenizer: Any, text: str) -> bool:
     row = processor.of_row(0)
     row.follow([0])
@@ -132,7 +138,7 @@ def accepts(processor: Any, tokenizer: Any, text: str) -> bool:
 @pytest.mark.parametrize("call_format", FORMS)
 def test_calls_have_the_form_that_the_model_writes(chat_tokenizer: Any, call_format: str) -> None:
     def made(tools: Any, *, many: bool) -> Any:
-        return tool_call_grammar(chat_tokenizer, call_format, tools, [chat_tokenizer.eos_token_id], many=many)
+        return call_grammar(chat_tokenizer, call_format, tools, many=many)
 
     first, second = FORMS[call_format]
     both = {
@@ -162,13 +168,13 @@ def test_marks_that_are_tokens_are_written_as_such(
 ) -> None:
     tokenizer = copy.deepcopy(chat_tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    processor = tool_call_grammar(tokenizer, call_format, TOOLS, [tokenizer.eos_token_id], many=True)
+    processor = call_grammar(tokenizer, call_format, TOOLS, many=True)
     assert accepts(processor, tokenizer, text)
 
 
 def test_an_unknown_form_is_refused(chat_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'hermes'"):
-        tool_call_grammar(chat_tokenizer, "hermess", TOOLS, [0], many=True)
+        call_grammar(chat_tokenizer, "hermess", TOOLS, many=True)
 
 
 def strict(tools: list[Any]) -> list[Any]:
@@ -221,7 +227,7 @@ def test_a_required_call_is_plain_generation_s_under_its_grammar(
     caller: openai.OpenAI, target: Any, tool_tokenizer: Any
 ) -> None:
     tool = strict(TOOLS[:1])
-    processor = tool_call_grammar(tool_tokenizer, "hermes", tool, [0], many=False)
+    processor = call_grammar(tool_tokenizer, "hermes", tool, many=False)
     chat = tool_tokenizer.apply_chat_template(
         MESSAGES, tools=tool, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
@@ -246,15 +252,14 @@ def test_a_required_call_is_plain_generation_s_under_its_grammar(
 def test_text_may_come_before_strict_calls(chat_tokenizer: Any, is_special: bool) -> None:
     tokenizer = copy.deepcopy(chat_tokenizer)
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"], special_tokens=is_special)
-    ends = [tokenizer.eos_token_id]
-    processor = tool_call_grammar(tokenizer, "hermes", strict(TOOLS), ends, many=True, after_text=True)
+    processor = call_grammar(tokenizer, "hermes", strict(TOOLS), many=True, after_text=True)
     first, second = FORMS["hermes"]
     for text in ("", "Hi <b>\n", first, f"Hi {first}", f"<think>\nx\n</think>\n\n{first}\n{second}"):
         assert accepts(processor, tokenizer, text), text
     for text in (first.replace("3", "33"), f"Hi {first.replace('find', 'found')}", f"{first}Hi"):
         assert not accepts(processor, tokenizer, text), text
     with pytest.raises(ConfigError, match="must be unset where no token marks calls"):
-        tool_call_grammar(tokenizer, "llama3_json", TOOLS, ends, many=True, after_text=True)
+        call_grammar(tokenizer, "llama3_json", TOOLS, many=True, after_text=True)
 
 
 @pytest.mark.parametrize(
@@ -262,21 +267,82 @@ def test_text_may_come_before_strict_calls(chat_tokenizer: Any, is_special: bool
     [
         ({"tool_choice": "required"}, "tool_choice must be one of tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "must be one of tools"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format must be text where tools"),
         ({"tools": strict(TOOLS)}, "tools: `strict` must be unset where no token marks calls among text"),
-        (
-            {"tools": TOOLS, "tool_choice": "required", "chat_template_kwargs": {"enable_thinking": True}},
-            "tool_choice: `tool_choice` must be unset where the chat template opens the reasoning",
-        ),
-        (
-            {"response_format": {"type": "json_object"}, "chat_template_kwargs": {"enable_thinking": True}},
-            "response_format: `response_format` must be unset where the chat template opens the reasoning",
-        ),
     ],
 )
 def test_choices_that_no_grammar_can_follow_are_named(caller: openai.OpenAI, fields: Any, told: str) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(told)):
         caller.chat.completions.create(model=NAME, messages=MESSAGES, extra_body=fields)
+
+
+@pytest.mark.parametrize("call_format", FORMS)
+def test_an_answer_of_a_schema_or_calls(chat_tokenizer: Any, call_format: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    processor = call_grammar(chat_tokenizer, call_format, TOOLS, many=True, schema={**schema, "x-guidance": COMPACT})
+    for text in (*FORMS[call_format], '{"x": 3}'):
+        assert accepts(processor, chat_tokenizer, text), text
+    for text in ("Hi", '{"x": "3"}', f"Hi {FORMS[call_format][0]}", f'{FORMS[call_format][0]}{{"x": 3}}'):
+        assert not accepts(processor, chat_tokenizer, text), text
+
+
+def test_a_schema_beside_tools_is_obeyed_or_a_tool_is_called(caller: openai.OpenAI) -> None:
+    """The tokens of the prompt decide between the two; the target has learned neither."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": Stack.model_json_schema()}}
+    for bias in ({}, {"60": 100}):
+        answer = caller.chat.completions.create(
+            model=NAME, messages=MESSAGES, tools=TOOLS, response_format=form, logit_bias=bias, temperature=0
+        )
+        message = answer.choices[0].message
+        assert answer.choices[0].finish_reason == ("tool_calls" if message.tool_calls else "stop")
+        if message.tool_calls:
+            assert not message.content
+        else:
+            Stack.model_validate_json(message.content)
+
+
+@pytest.mark.parametrize("marks", [[], ["<think>", "</think>"]], ids=["text", "tokens"])
+def test_a_grammar_begins_after_the_reasoning(chat_tokenizer: Any, marks: list[str]) -> None:
+    tokenizer = copy.deepcopy(chat_tokenizer)
+    tokenizer.add_tokens(marks)
+    schema = {"type": "object", "properties": {}, "x-guidance": COMPACT}
+    processor = answer_grammar(tokenizer, [tokenizer.eos_token_id], schema=schema, opened="<think>")
+    for text in ("</think>{}", "so <b>\nit is\n</think>\n\n{}", '{"x": 3}</think> {}'):
+        assert accepts(processor, tokenizer, text), text
+    for text in ("{}", "so</think>", "so</think>\n\nYes", "so</think>{}</think>{}"):
+        assert not accepts(processor, tokenizer, text), text
+
+
+NOTHING = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"type": "object", "additionalProperties": False}},
+}
+
+
+@pytest.mark.parametrize("fields", [{"response_format": NOTHING}, {"tools": TOOLS[1:], "tool_choice": "required"}])
+def test_an_answer_after_reasoning_that_the_template_opens(
+    target: Any, tool_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, fields: Any
+) -> None:
+    """The model reasons freely, and would write text after it, where the grammar has its way."""
+    script = Script(tool_tokenizer, lambda prompt: f"so it is\n</think>\n\n{'Yes. ' * 40}", opening="<think>\n")
+    read = RequestReader.read
+
+    def scripted(self: Any, *args: Any) -> dict[str, Any]:
+        inputs = read(self, *args)
+        return {**inputs, "logits_processor": [script, *inputs["logits_processor"]]}
+
+    monkeypatch.setattr(RequestReader, "read", scripted)
+    fields = {**fields, "chat_template_kwargs": {"enable_thinking": True}}
+    with (
+        serving(target, tool_tokenizer, max_new_tokens=120) as url,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        asked: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "temperature": 0, "extra_body": fields}
+        message: Any = client.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message
+    assert message.reasoning_content == "so it is"
+    if message.tool_calls:
+        assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("stop", "{}")]
+    else:
+        assert message.content == "{}"
 
 
 def test_a_stop_string_may_cut_tokens_that_the_grammar_forces(caller: openai.OpenAI) -> None:

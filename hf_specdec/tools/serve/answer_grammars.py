@@ -8,64 +8,44 @@ from typing import Any
 from hf_specdec.engine.sampling.grammar import COMPACT, Grammar, grammar
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.tools.serve.chat_format import THINKING
-from hf_specdec.tools.serve.protocol import ResponseFormat
 
-OPTIONS = {"x-guidance": {**COMPACT, "lenient": True}}  # what llguidance cannot follow of a schema is left to the model
-
-
-def answer_grammar(tokenizer: Any, asked: ResponseFormat | None, eos_token_id: Collection[int]) -> Grammar | None:
-    """The grammar of a `response_format`; `None` for text.
-
-    Raises:
-        ConfigError: the schema is invalid, or `strict` and more than llguidance can follow.
-        MissingExtraError: llguidance is not installed.
-    """
-    if asked is None or asked.type == "text":
-        return None
-    ends = sorted(eos_token_id) or None
-    if asked.json_schema is None:
-        return grammar(tokenizer, json_object=True, eos_token_id=ends)
-    options = {} if asked.json_schema.strict else OPTIONS
-    return grammar(tokenizer, json_schema={**asked.json_schema.definition, **options}, eos_token_id=ends)
+SPACE = r"/[ \n]{0,4}/"  # between reasoning and an answer
 
 
-def tool_call_grammar(
+def answer_grammar(
     tokenizer: Any,
-    call_format: str,
-    tools: Sequence[dict[str, Any]],
     eos_token_id: Collection[int],
     *,
-    many: bool,
+    schema: dict[str, Any] | None = None,
+    tools: Sequence[dict[str, Any]] = (),
+    call_format: str | None = None,
+    many: bool = False,
     after_text: bool = False,
+    opened: str = "",
 ) -> Grammar:
-    """The grammar of one call, or of one or more where `many`, of these tools; or of text and perhaps such calls.
+    """The grammar of JSON, of tool calls, or of either.
 
     Args:
-        call_format (`str`): a name of `CALLS`.
+        schema (`dict`, *optional*): of an answer in JSON, with llguidance's options.
         tools: as chat templates take them; those that may be called. Of a tool that is `strict`, llguidance has to
             follow all parameters.
+        call_format (`str`, *optional*): a name of `CALLS`.
+        many (`bool`, *optional*, defaults to `False`): whether there may be several calls.
         after_text (`bool`, *optional*, defaults to `False`): whether the model may write text before calls, or alone.
+        opened (`str`, *optional*): the marker with which the prompt opens the reasoning, after which the answer begins.
 
     Raises:
-        ConfigError: there is no such format, llguidance cannot follow the parameters of a tool, or nothing in the
-            format tells calls from text.
+        ConfigError: there is no such format, nothing in it tells calls from text, or the schema or the parameters of a
+            tool are invalid, or `strict` and more than llguidance can follow.
         MissingExtraError: llguidance is not installed.
     """
-    if call_format not in CALLS:
-        raise unknown_name("tool_parser", call_format, CALLS)
     lark = _Lark(tokenizer)
-    opening, write, joint, closing = next(
-        parts for mark, parts in CALLS[call_format].items() if not mark or mark in lark.added
-    )
-    calls = [write(tool["function"]["name"], _parameters(tool), lark) for tool in tools]
-    more = f"({lark.literal(joint)} call)*" if many else ""
-    start = f"{lark.literal(opening)} call {more} {lark.literal(closing)}"
-    if after_text:
-        if (mark := next((one for one in lark.added if opening.startswith(one)), None)) is None:
-            rule, remedy = "must be unset where no token marks calls among text", "Or set tool_choice to required."
-            raise ConfigError("strict", rule, True, remedy)
-        start = f"{lark.text_without(mark)} ({start})?"
-    lark.rules += [f"call: {' | '.join(calls)}", f"start: {start}"]
+    answers = [] if schema is None else [lark.json(schema)]
+    if tools:
+        opening, calls = lark.calls(call_format, tools, many=many)
+        answers.append(f"{lark.text_before(opening)} ({calls})?" if after_text else calls)
+    start = " | ".join(answers)
+    lark.rules.append(f"start: {lark.reasoning(opened)} ({start})" if opened else f"start: {start}")
     return grammar(tokenizer, lark="\n".join(lark.rules), eos_token_id=sorted(eos_token_id) or None)
 
 
@@ -80,6 +60,24 @@ class _Lark:
         self.rules: list[str] = []
         self.added: dict[str, int] = tokenizer.get_added_vocab()
 
+    def calls(self, call_format: str | None, tools: Sequence[dict[str, Any]], *, many: bool) -> tuple[str, str]:
+        """Add rules for calls of these tools; returns how they begin, and their rule."""
+        if call_format not in CALLS:
+            raise unknown_name("tool_parser", call_format, CALLS)
+        opening, write, joint, closing = next(
+            parts for mark, parts in CALLS[call_format].items() if not mark or mark in self.added
+        )
+        call = self.rule(" | ".join([write(tool["function"]["name"], _parameters(tool), self) for tool in tools]))
+        more = f"({self.literal(joint)} {call})*" if many else ""
+        return opening, self.rule(f"{self.literal(opening)} {call} {more} {self.literal(closing)}")
+
+    def reasoning(self, opened: str) -> str:
+        """Add rules for reasoning that has been opened with a marker, and for its end; returns their name."""
+        closing = THINKING[opened]
+        if closing in self.added:
+            return self.rule(f"{self.text_without(closing)} {self.literal(closing)} {SPACE}")
+        return f"{self.text_until(closing)} {SPACE}"
+
     def literal(self, text: str) -> str:
         """Write a text, its added tokens by their ids."""
         marks = sorted(map(re.escape, self.added), key=len, reverse=True)
@@ -87,12 +85,24 @@ class _Lark:
         written = [f"<[{self.added[part]}]>" if part in self.added else json.dumps(part) for part in parts if part]
         return " ".join(written)
 
+    def text_before(self, opening: str) -> str:
+        """Add rules for text that calls may follow; returns their name."""
+        if (mark := next((one for one in self.added if opening.startswith(one)), None)) is None:
+            rule, remedy = "must be unset where no token marks calls among text", "Or set tool_choice to required."
+            raise ConfigError("strict", rule, True, remedy)
+        return self.text_without(mark)
+
     def text_without(self, mark: str) -> str:
         """Add rules for text, reasoning in it, that does not hold a mark; returns their name."""
-        marks = [self.added[one] for pair in THINKING.items() for one in pair if one in self.added]
+        marks = [self.added[one] for pair in THINKING.items() for one in pair if one in self.added and one != mark]
         thinking = " | ".join(f"<[{token}]>" for token in marks)
-        self.rules.append(f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/")
+        escaped = re.escape(mark).replace("/", r"\/")
+        self.rules.append(f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{escaped}(.|\\n)*/")
         return self.rule(f"TEXT? (({thinking}) TEXT?)*" if thinking else "TEXT?")
+
+    def text_until(self, ending: str) -> str:
+        """Add a rule for text up to an ending, and that."""
+        return self.rule("/(.|\\n)*/", f"[suffix={json.dumps(ending)}]")
 
     def rule(self, body: str, attributes: str = "") -> str:
         """Add a rule; returns its name."""
@@ -125,7 +135,16 @@ def _in_json(field: str) -> Callable[[str, dict[str, Any], _Lark], str]:
     """Calls as JSON objects of a name and, in `field`, arguments."""
 
     def write(name: str, parameters: dict[str, Any], lark: _Lark) -> str:
-        return f"""{lark.literal(f'{{"name": {json.dumps(name)}, "{field}": ')} {lark.json(parameters)} "}}\""""
+        parts = (
+            "{",
+            '"name"',
+            ": ",
+            json.dumps(name),
+            ", ",
+            f'"{field}"',
+            ": ",
+        )  # words of JSON, as answers in JSON may be
+        return f"""{" ".join(map(lark.literal, parts))} {lark.json(parameters)} "}}\""""
 
     return write
 
@@ -140,7 +159,7 @@ def _in_tags(name: str, parameters: dict[str, Any], lark: _Lark) -> str:
     parts, ending = [lark.literal(f"{name}>\n")], "\n</parameter>\n"
     for key, schema, is_required in _arguments(parameters):
         if schema.get("type") == "string" and "enum" not in schema:
-            value = lark.rule("/(.|\\n)*/", f"[suffix={json.dumps(ending)}]")
+            value = lark.text_until(ending)
         else:
             value = f"{lark.json(schema, parameters)} {lark.literal(ending)}"
         before = f"<parameter={key}>\n"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
+from hf_specdec.engine.sampling.grammar import COMPACT
 from hf_specdec.errors import shown
 from hf_specdec.methods.common.config import LEAST_TEMPERATURE
 
@@ -58,6 +59,17 @@ class ResponseFormat(Body):
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema must come with the type json_schema, and only there")
         return self
+
+    @property
+    def schema_in_json(self) -> dict[str, Any] | None:
+        """The schema of an answer in JSON, with llguidance's options; `None` for text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return {"type": "object", "x-guidance": COMPACT}
+        definition = self.json_schema.definition
+        options = {**COMPACT, "lenient": not self.json_schema.strict, **definition.get("x-guidance", {})}
+        return {**definition, "x-guidance": options}
 
 
 class TextPart(Body):
@@ -267,12 +279,9 @@ class ChatRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _offers_its_choice(self) -> Self:
-        """Refuse a choice of tools that are not offered, and a form of text beside calls."""
+        """Refuse a choice of tools that are not offered."""
         if self.tool_choice not in ("none", "auto") and not self.forced_tools:
             raise ValueError("tool_choice must be one of tools")
-        is_free = bool(self.offered_tools) and not self.forced_tools
-        if is_free and self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format must be text where tools may be called: send one of them")
         return self
 
     @property

@@ -17,7 +17,7 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method, MethodState
 from hf_specdec.methods.registry import resolve
-from hf_specdec.tools.serve.answer_grammars import answer_grammar, tool_call_grammar
+from hf_specdec.tools.serve.answer_grammars import answer_grammar
 from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat
 from hf_specdec.tools.serve.chat_parser import ChatParser
 from hf_specdec.tools.serve.limits import ServerLimits, check_request
@@ -126,31 +126,33 @@ class RequestReader:
         """The grammar of a request's answer; `None` without one."""
         if not isinstance(request, ChatRequest):
             return None
-        tools, forced = request.offered_tools, request.forced_tools
-        is_strict = any(tool["function"].get("strict") for tool in tools)
-        field = "response_format" if not tools else "tool_choice" if forced else "tools"
+        forced, form = request.forced_tools, request.response_format
+        schema = None if form is None or forced else form.schema_in_json
+        is_strict = any(tool["function"].get("strict") for tool in request.offered_tools)
+        tools = forced or (request.offered_tools if is_strict or schema is not None else [])
+        if not tools and schema is None:
+            return None
+        field = "tool_choice" if forced else "response_format" if schema is not None else "tools"
+        after_text = not forced and schema is None
         try:
-            if not forced and not is_strict:
-                found = answer_grammar(self.tokenizer, request.response_format, self.end_tokens)
-            elif self.chat_format.name is None:
+            if tools and self.chat_format.name is None:
                 rule = f"must name one of {', '.join(FORMATS)} for grammars of calls"
                 raise ConfigError("--tool-parser", rule, self.tool_parser, "It is an option of the server.")
-            else:
-                many = request.parallel_tool_calls and (not forced or request.tool_choice == "required")
-                found = tool_call_grammar(
-                    self.tokenizer,
-                    self.chat_format.name,
-                    forced or tools,
-                    self.end_tokens,
-                    many=many,
-                    after_text=not forced,
-                )
-            if found is not None and (forced or not tools) and self.chat_format.opened(prompt_ids):
-                remedy = 'Turn it off, as by "chat_template_kwargs": {"enable_thinking": false}.'
-                raise ConfigError(field, "must be unset where the chat template opens the reasoning", None, remedy)
+            found = answer_grammar(
+                self.tokenizer,
+                self.end_tokens,
+                schema=schema,
+                tools=tools,
+                call_format=self.chat_format.name,
+                many=request.parallel_tool_calls and (not forced or request.tool_choice == "required"),
+                after_text=after_text,
+                opened="" if after_text else self.chat_format.opened(prompt_ids),
+            )
         except (ConfigError, MissingExtraError) as error:
-            message = f"{field}: {' '.join(str(error).split())}"
-            raise RequestError(400, message, "invalid_value", field) from error
+            message = " ".join(str(error).split())
+            if isinstance(error, ConfigError) and error.field == "lark":
+                message = f"{error.rule}. {error.remedy}"
+            raise RequestError(400, f"{field}: {message}", "invalid_value", field) from error
         return found
 
     def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
