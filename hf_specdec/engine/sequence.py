@@ -77,9 +77,7 @@ class SequenceState:
         self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
         self.padding: list[int] = []
-        self._told: list[int] = []  # forced tokens after the text that the drafter has been told of already
-        self._num_told = 0  # of them in this step's tree
-        self._has_restarted = False  # the drafter, after this step's tree
+        self._run: list[int] = []  # forced tokens of this step that the drafter has learned of before they are verified
         self.shown: defaultdict[str, list[Layers]] = defaultdict(list)
         self.stats = stats
         self.length = len(text)
@@ -125,24 +123,21 @@ class SequenceState:
 
         Forced tokens come first: they will be accepted, so the drafter is told of them, and drafts what follows.
         """
-        room = min(request.budget, request.max_depth)
-        run = self._forced_run()[:room]
-        if len(run) < len(self._told):
-            return DraftTree.chain(self.text.tokens[-1], run)
+        self._run = self._forced_run(request)
+        root = self.text.tokens[-1]
         with self._isolated(self.isolates_drafter), self.draws:
-            if new := run[len(self._told) :]:
-                self.drafter.learn_from(DraftResult(DraftTree.chain([*self.text.tokens[-1:], *self._told][-1]), new))
-                self._told = run
-            return after_run(self._proposed_after(run, request), self.text.tokens[-1], run)
-        return DraftTree.chain(self.text.tokens[-1])
+            if self._run:
+                self.drafter.learn_from(DraftResult(DraftTree.chain(root), self._run))
+            return after_run(self._proposed_after(self._run, request), root, self._run)
+        return DraftTree.chain(root)
 
-    def _forced_run(self) -> list[int]:
-        """Tokens that must follow the text."""
-        constraint = None if self.drafter.never_drafts else self.sampler.constraint
+    def _forced_run(self, request: DraftRequest) -> list[int]:
+        """Tokens that must follow the text, as many as the step has room for; none where no draft pays."""
+        constraint, room = self.sampler.constraint, min(request.budget, request.max_depth)
         with self._isolated(self.isolates_errors):
-            if constraint is not None:
+            if constraint is not None and not self.drafter.never_drafts and request.cost.of_node < 1.0:
                 constraint.follow(self.text.tokens)
-                return constraint.forced()
+                return constraint.forced()[:room]
         return []
 
     def _proposed_after(self, run: list[int], request: DraftRequest) -> DraftTree:
@@ -170,7 +165,7 @@ class SequenceState:
 
     def constrained(self, tree: DraftTree) -> DraftTree:
         """The drafter's tree as the constraint among its processors has it, if there is one."""
-        self.proposed, self._num_told, self._has_restarted = tree, len(self._told), False
+        self.proposed = tree
         if self.sampler.constraint is None or self.drafter.never_drafts:
             return tree
         with self._isolated(self.isolates_errors):
@@ -180,19 +175,17 @@ class SequenceState:
     def own_nodes(self, tree: DraftTree) -> list[int]:
         """The nodes of a tree that its drafter proposed; the others are forced."""
         found = enumerate(tree.nodes_in(self.proposed))
-        return [node for node, known in found if known is not None and (not known or known > self._num_told)]
+        return [node for node, known in found if known is not None and (not known or known > len(self._run))]
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """Describe where each drafted node came from; empty where the drafter does not say, or no longer knows."""
         if self.sampler.constraint is None:
             return self.drafter.describe(tree)
-        if self._has_restarted:
-            return ()
-        own = self.own_nodes(tree)
+        own, count = self.own_nodes(tree), len(self._run)
         chances = tree.probabilities or [None] * len(tree)
         nodes = [DraftedNode("grammar", chance) for chance in chances]
         if len(own) > 1:
-            shown = without_run(tree.with_nodes([*range(self._num_told + 1), *own[1:]]), self._num_told)
+            shown = without_run(tree.with_nodes([*range(count + 1), *own[1:]]), count)
             if not (told := self.drafter.describe(shown)):
                 return ()
             for node, described in zip(own[1:], told, strict=True):
@@ -233,14 +226,13 @@ class SequenceState:
 
     def _tell(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
         logits = outputs.logits if self.drafter.needs_logits else None
-        told, self._told = self._told, self._told[len(accepted) :]
+        count = len(self._run)
         with self.draws:
-            if told[: len(accepted)] != accepted[: len(told)] or (self._told and self.finished):
-                self._told, self._has_restarted = [], True  # the text has ended, or another processor has its way
+            if accepted[:count] != self._run:  # the run was cut, or another processor has its way
                 self.drafter.begin([*self.prompt, *self.emitted])
-            elif rest := accepted[len(told) :]:
-                logits = logits.part(slice(len(told), None)) if logits is not None and told else logits
-                self.drafter.learn_from(DraftResult(without_run(tree, len(told)), rest, logits))
+            elif rest := accepted[count:]:
+                logits = logits.part(slice(count, None)) if logits is not None and count else logits
+                self.drafter.learn_from(DraftResult(without_run(tree, count), rest, logits))
 
     def show(self, step: SpecStep) -> None:
         """Hand a step to this sequence's own observer, where it has one."""

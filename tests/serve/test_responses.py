@@ -213,7 +213,7 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "none"}}
         ),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'", "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice must be one of tools", None),
-        ({"text": {"format": SCHEMA}}, "text.format: `json_schema` must be a grammar", "text.format"),
+        ({"text": {"format": SCHEMA}}, "text.format: must be a grammar that llguidance", "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.json_schema", "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity: the server does not know", "text.verbosity"),
     ],

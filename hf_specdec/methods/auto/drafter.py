@@ -132,10 +132,11 @@ class AutoDrafter(RoundDrafter):
             self.draft.keep(tree, accepted)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
-        """The source that made each node likeliest, and what each source said of it."""
+        """The source that made each node likeliest, and what each source said of it; empty after `begin`."""
         search, grown, described = self._described, [0], []
+        if search is None:
+            return ()
         for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-            assert search is not None
             node, votes = search.child(grown[parent], token), search.votes(grown[parent], token)
             grown.append(node)
             described.append(DraftedNode(votes[0].source, search.probability(node), votes))

@@ -133,7 +133,9 @@ class BaseDrafter(CandidateGenerator, ABC):
         """Learn what became of the last tree."""
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
-        """Describe where each drafted node of `tree` came from, node 1 first; called after `learn_from`, for observers.
+        """Describe where each drafted node of `tree` came from, node 1 first, for observers; or give no descriptions.
+
+        Called after `learn_from`, or after `begin` where the text did not go on as a grammar forces it to.
 
         Args:
             tree: the verified tree: nodes that were proposed may be missing, and have other numbers.
