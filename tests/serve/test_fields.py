@@ -1,18 +1,35 @@
 """Fields of requests: log-probabilities, several texts, penalties and stop strings, each against plain generation."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import torch
 
+from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest
+from hf_specdec.tools.serve.responses import ResponsesRequest
 from tests.helpers.support import plain
 from tests.serve.conftest import NAME
 from tests.serve.test_server import PROMPTS, expected
 
 PROMPT = PROMPTS[1]
 CHAT_PROMPT = "# user: write a stack\n# assistant:"
+
+
+def test_the_guide_names_each_field_and_no_other() -> None:
+    """Its tables have the fields of every endpoint; those that they call refused are of none."""
+    guide = (Path(__file__).parents[2] / "docs/guides/serve.md").read_text("utf-8")
+    taken = {name for body in (ChatRequest, CompletionRequest, ResponsesRequest) for name in body.model_fields}
+    rows = [line for line in guide.splitlines() if line.startswith("| ")]
+    named = {one.partition(".")[0] for row in rows for one in re.findall(r"`([a-z_.]+)", row)}
+    assert taken <= named
+    for row in rows:
+        if (kind := re.match(r"\| refused in (chats|text)", row)) is not None:
+            body = ChatRequest if kind[1] == "chats" else CompletionRequest
+            assert not body.model_fields.keys() & set(re.findall(r"`([a-z_]+)`", row)) - {"best_of", "echo"}
 
 
 def plain_logprobs(model: Any, tokenizer: Any, prompt: str, **options: Any) -> tuple[list[int], torch.Tensor]:

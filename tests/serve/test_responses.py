@@ -70,6 +70,8 @@ def test_parse_and_stream_of_the_client_give_an_object(free: openai.OpenAI) -> N
     assert isinstance(response.output_parsed, Stack) and response.status == "completed"
     with free.responses.stream(**options, text_format=Stack) as stream:
         assert stream.get_final_response().output_parsed == response.output_parsed
+    again: Any = [{"role": "user", "content": "write a stack"}, *response.output, {"role": "user", "content": "more"}]
+    assert isinstance(free.responses.parse(**{**options, "input": again}, text_format=Stack).output_parsed, Stack)
     plain = free.responses.create(**options, text={"format": {"type": "json_object"}})
     assert plain.output_text.startswith("{")
 

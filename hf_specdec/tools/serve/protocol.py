@@ -233,14 +233,10 @@ class GenerationRequest(SamplingRequest):
         raise NotImplementedError
 
     @property
-    def limit(self) -> int | None:
-        """Most new tokens, if the request says."""
-        return self.max_tokens
-
-    @property
-    def limit_field(self) -> str:
-        """The field that says so."""
-        return "max_tokens"
+    def limit(self) -> tuple[str, int | None]:
+        """The field that says how many new tokens there may be, and its value."""
+        names = ("max_completion_tokens", "max_tokens")
+        return next(((name, most) for name in names if (most := getattr(self, name, None))), ("max_tokens", None))
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of `generate`. Temperature 0 is greedy decoding; none leaves it to the model's configuration."""
@@ -300,16 +296,6 @@ class ChatRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """As `top_logprobs` says."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def limit(self) -> int | None:
-        """Most new tokens, under either name."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def limit_field(self) -> str:
-        """The name that counts."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class CompletionRequest(GenerationRequest):

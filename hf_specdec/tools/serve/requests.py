@@ -235,10 +235,10 @@ class RequestReader:
     def _limit(self, request: GenerationRequest, length: int) -> int:
         """New tokens that the model has positions for."""
         positions = compat.max_positions(self.model.config)
-        wanted = request.limit
+        limit_field, wanted = request.limit
         for found, most, name, option in (
             (length, self.limits.max_prompt_tokens, "prompt", "--max-prompt-tokens"),
-            (wanted, self.limits.max_tokens, request.limit_field, "--max-tokens"),
+            (wanted, self.limits.max_tokens, limit_field, "--max-tokens"),
         ):
             if most is not None and (found or 0) > most:
                 message = f"{name}: must be at most {counted(most, 'token')} on this server ({option}), but is {found}"
@@ -247,7 +247,7 @@ class RequestReader:
         if room is not None and (room < 1 or (wanted is not None and wanted > room)):
             asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
             message = f"the model has {positions} positions, but the request needs more: {asked}"
-            field = "prompt" if room < 1 or request.limit is None else request.limit_field
+            field = "prompt" if room < 1 or wanted is None else limit_field
             raise RequestError(400, message, "context_length_exceeded", field)
         wanted = min(self.max_new_tokens, self.limits.max_tokens or self.max_new_tokens) if wanted is None else wanted
         return wanted if room is None else min(wanted, room)
