@@ -150,7 +150,7 @@ def test_a_server_that_ends_lets_answers_end_and_refuses_new_requests(target: An
     with openai.OpenAI(base_url="http://x", api_key="none", max_retries=0) as client:
         with serving(target, chat_tokenizer) as url:
             client.base_url = url  # type: ignore[assignment]
-            options = {**BODY, "max_tokens": 800, "extra_body": {"spec_method": "plain"}}
+            options = {**BODY, "max_tokens": 300, "extra_body": {"spec_method": "plain"}}
             threads = [
                 threading.Thread(target=read, args=(client.completions.create(**options, stream=True),)),
                 threading.Thread(target=knock, args=(url,)),
@@ -159,6 +159,6 @@ def test_a_server_that_ends_lets_answers_end_and_refuses_new_requests(target: An
                 thread.start()
         for thread in threads:
             thread.join()
-    assert texts == [expected(target, chat_tokenizer, PROMPTS[0], max_new_tokens=800)]
+    assert texts == [expected(target, chat_tokenizer, PROMPTS[0], max_new_tokens=300)]
     assert (refused[0].status_code, refused[0].json()["error"]["code"]) == (503, "server_shutdown")
     assert refused[0].headers["retry-after"] == "1"
