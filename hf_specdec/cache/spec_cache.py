@@ -209,14 +209,18 @@ class SpecCache(Cache):
 
     def move(self, moves: Moves) -> None:
         """Move columns in all layers, those of a block at once."""
-        blocks = {(id(block), layer.offset): block for layer in self._written for block in layer.buffers}
         indices: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
-        for (_, offset), block in blocks.items():
+        for block, offset in self._blocks():
             where = (block.device, offset)
             if where not in indices:
                 indices[where] = moves.on(*where)
             rows, source, target = indices[where]
             block[:, rows, :, target] = block[:, rows, :, source]  # (M, buffers, heads, head_dim)
+
+    def _blocks(self) -> list[tuple[torch.Tensor, int]]:
+        """The layers' buffers by blocks, each with the offset of its columns."""
+        found = {(id(block), layer.offset): block for layer in self._written for block in layer.buffers}
+        return [(block, offset) for (_, offset), block in found.items()]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order; nothing may be uncommitted."""

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
-from hf_specdec.common.transfer import is_staged
+from hf_specdec.common.transfer import upload
 from hf_specdec.compat import (
     VALUES_KEEP_DTYPE,
     DummyLayer,
@@ -55,22 +55,23 @@ class StaticWriteIndex:
 
     Attributes:
         rows, columns (`Tensor`): `(batch, 1)` and `(batch, width)`.
-        length (`Tensor`): a scalar, tokens of the longest row.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.rows = self.columns = torch.arange(batch, device=device)[:, None]
-        self.length = torch.zeros((), dtype=torch.long, device=device)
         self._columns: dict[int, torch.Tensor] = {}  # by width
-        for tensor in (self.rows, self.length):
-            mark_static_address(tensor)
+        mark_static_address(self.rows)
 
-    def set(self, columns: torch.Tensor, length: int) -> None:
+    @property
+    def length(self) -> torch.Tensor:
+        """A scalar, tokens of the longest row."""
+        return self.columns[:, 0].max()
+
+    def set(self, columns: torch.Tensor) -> None:
         """Take the next positions, `columns` being `(batch, width)` of the host."""
-        self.length.fill_(length)
         width, device = columns.shape[1], self.rows.device
         if (own := self._columns.get(width)) is not None:
-            own.copy_(columns, non_blocking=is_staged(device))
+            upload(columns, device, own)
         else:
             own = self._columns[width] = columns.to(device, copy=True)
             mark_static_address(own)
@@ -175,7 +176,8 @@ class StaticSpecCache(SpecCache):
     def __init__(self, layers: list[Any], *, reserve: int) -> None:
         super().__init__(layers, reserve=reserve)
         self._indices: dict[torch.device, StaticWriteIndex] = {}
-        self._room = 0  # columns that all layers have, where each writes as its index says
+        self._kept_blocks: list[tuple[torch.Tensor, int]] = []
+        self._room = self._capacity = 0  # columns that all layers have and most, where each writes as its index says
 
     @property
     def is_compileable(self) -> bool:
@@ -217,7 +219,8 @@ class StaticSpecCache(SpecCache):
             block.zero_()  # what a mask hides has to be finite
         for layer in self._static_layers:
             layer.empty()
-        self.lengths, self._room = (), 0
+        self.lengths = ()
+        self._forget_room()
 
     @property
     def _static_layers(self) -> list[StaticSpecLayer]:
@@ -227,7 +230,7 @@ class StaticSpecCache(SpecCache):
     @property
     def capacity(self) -> int:
         """Columns of the buffers; the prompt has been read."""
-        return max((int(layer.keys.shape[-2]) for layer in self._written), default=0)
+        return self._capacity or max((int(layer.keys.shape[-2]) for layer in self._written), default=0)
 
     @property
     def is_inference(self) -> bool:
@@ -248,15 +251,22 @@ class StaticSpecCache(SpecCache):
                 self._indices[device] = StaticWriteIndex(len(self.lengths), device)
             for layer in layers:
                 layer.set_index(self._indices[layer.keys.device], first + width)
-            self._room = min(int(layer.keys.shape[-2]) for layer in layers)
+            capacities = [int(layer.keys.shape[-2]) for layer in layers]
+            self._room, self._capacity, self._kept_blocks = min(capacities), max(capacities), super()._blocks()
         for index in self._indices.values():
-            index.set(columns, first)
+            index.set(columns)
+
+    def _blocks(self) -> list[tuple[torch.Tensor, int]]:
+        return self._kept_blocks if self._room else super()._blocks()
 
     def unplace(self) -> None:
         """Let forwards of any width write after each row's text, as before `place`; nothing is uncommitted."""
-        self._room = 0
+        self._forget_room()
         for layer in self._static_layers:
             layer.clear_index()
+
+    def _forget_room(self) -> None:
+        self._room, self._capacity, self._kept_blocks = 0, 0, []
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order, in buffers for as many."""

@@ -4,8 +4,9 @@ Where the device allows it, the host does not wait for a copy either.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,62 @@ class PendingRead:
         return values
 
 
-def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor's values on `device`, where possible without waiting for what was launched there before."""
-    return tensor.to(device, non_blocking=is_staged(device))
+def upload(tensor: torch.Tensor, device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
+    """A CPU tensor's values on `device`, where possible without waiting for what was launched there before.
+
+    Args:
+        into: of the same shape on `device`, to be written over.
+    """
+    is_staging = is_staged(device)
+    return tensor.to(device, non_blocking=is_staging) if into is None else into.copy_(tensor, non_blocking=is_staging)
+
+
+class SentArrays:
+    """Arrays of given shapes on the host and, as tensors, on a device that is not the host's.
+
+    Args:
+        arrays: of these shapes.
+        dtypes: what the bits of an array mean, where that is not its own type.
+    """
+
+    def __init__(
+        self, arrays: Sequence[Array], device: torch.device, dtypes: Sequence[torch.dtype | None] = ()
+    ) -> None:
+        self._device, ends = device, [0]
+        for array in arrays:
+            ends.append(ends[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
+        memory = np.zeros(ends[-1], dtype=np.uint8)
+        self._host, self._block = torch.from_numpy(memory), torch.empty(ends[-1], dtype=torch.uint8, device=device)
+        self._parts: list[Array] = []
+        self._tensors: list[torch.Tensor] = []
+        for array, start, dtype in itertools.zip_longest(arrays, ends[:-1], dtypes):
+            own, end = torch.from_numpy(array).dtype if dtype is None else dtype, start + array.nbytes
+            self._parts.append(memory[start:end].view(array.dtype).reshape(array.shape))
+            self._tensors.append(self._block[start:end].view(own).view(array.shape))
+
+    def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        """The same tensors each time, with the values of these arrays, by one copy."""
+        for part, array in zip(self._parts, arrays, strict=True):
+            part[...] = array
+        upload(self._host, self._device, self._block)
+        return self._tensors
+
+
+class Sender:
+    """Sends arrays to one device, those of the same shapes into the same tensors, which later ones write over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sent: dict[Hashable, SentArrays] = {}
+
+    def __call__(self, arrays: Sequence[Array], dtypes: Sequence[torch.dtype | None] = ()) -> list[torch.Tensor]:
+        """As `to_device`."""
+        if is_host(self._device):
+            return to_device(arrays, self._device, dtypes)
+        key = tuple([(array.shape, array.dtype.char) for array in arrays])
+        if key not in self._sent:
+            self._sent[key] = SentArrays(arrays, self._device, dtypes)
+        return self._sent[key].send(arrays)
 
 
 def to_device(
@@ -62,25 +116,10 @@ def to_device(
     Args:
         dtypes: what the bits of an array mean, where that is not its own type.
     """
-    if is_host(device):
-        found = [torch.from_numpy(array) for array in arrays]
-    else:
-        places, size = [], 0
-        for array in arrays:
-            places.append(size)
-            size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        host = np.empty(size, dtype=np.uint8)
-        for place, array in zip(places, arrays, strict=True):
-            host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        block = upload(torch.from_numpy(host), device)  # (bytes,)
-        found = [
-            block[place : place + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
-            for place, array in zip(places, arrays, strict=True)
-        ]
-    return [
-        tensor if dtype is None or dtype == tensor.dtype else tensor.view(dtype)
-        for tensor, dtype in zip(found, [*dtypes, *[None] * (len(found) - len(dtypes))], strict=True)
-    ]
+    if not is_host(device):
+        return SentArrays(arrays, device, dtypes).send(arrays)
+    tensors = map(torch.from_numpy, arrays)
+    return [t if dtype is None else t.view(dtype) for t, dtype in itertools.zip_longest(tensors, dtypes)]
 
 
 def left_padded(

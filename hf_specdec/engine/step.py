@@ -16,7 +16,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
-from hf_specdec.engine.sequence import OnToken, isolated_rng
+from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.target.node_outputs import NodeOutputs
@@ -62,7 +62,7 @@ class StepRunner:
         self.on_token: OnToken | None = None
         self._observer_seconds = self._compile_seconds = 0.0
         self._draws: contextlib.AbstractContextManager[None] | None = None  # of observers
-        self._unlearned: Callable[[], None] | None = None  # the last step's costs
+        self._unrecorded: Callable[[], None] | None = None  # the last step's counts and costs
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
@@ -103,13 +103,31 @@ class StepRunner:
         self._observe(batch, trees, outputs, results)
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
-        self._record(batch, trees, results, num_live, seconds, budget)
+        before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
+        tells = budget is not None and before == self._compile_seconds  # a step that compiles tells nothing of costs
+        sequences = tuple(batch.sequences)
+        self._unrecorded = functools.partial(
+            self._record, sequences, trees, results, num_live, seconds, budget if tells else None
+        )
+        is_observed = self.observer is not None or any(sequence.observer is not None for sequence in sequences)
+        has_ended = any(one.finished and result.tokens for one, result in zip(sequences, results, strict=True))
+        if is_observed or has_ended or any(sequence.sampler.constraint is not None for sequence in sequences):
+            self.finish()
+        if is_observed:
+            start = time.perf_counter()
+            self._draws = self._draws or isolated_rng(sequences[0].sampler)
+            with self._draws:
+                self._show(batch, trees, results, seconds)
+            self._observer_seconds += time.perf_counter() - start
 
     def finish(self) -> None:
-        """Correct the budget by the last step: while the device computes the next one, or after the last."""
-        if (learn := self._unlearned) is not None:
-            self._unlearned = None
-            learn()
+        """Count the last step and correct the budget by it: while the device computes the next one.
+
+        Before, where a text has ended or someone looks at each step.
+        """
+        if (record := self._unrecorded) is not None:
+            self._unrecorded = None
+            record()
 
     def _prefill(self, batch: Batch) -> None:
         batch.target.prefill()
@@ -195,19 +213,19 @@ class StepRunner:
 
     def _record(
         self,
-        batch: Batch,
+        sequences: Sequence[SequenceState],
         trees: Sequence[DraftTree],
         results: Sequence[VerifyResult],
         num_live: int,
         seconds: _Seconds,
         budget: Budget | None,
     ) -> None:
-        """Count the step, keep its costs for the budget, show it to the observer."""
+        """Count a step, and correct the budget by its costs."""
         self.stats.draft_seconds += seconds.draft
         self.stats.verify_seconds += seconds.verify
         self.stats.commit_seconds += seconds.commit
         self.stats.num_forwards += 1
-        for sequence, tree, result in zip(batch.sequences, trees, results, strict=True):
+        for sequence, tree, result in zip(sequences, trees, results, strict=True):
             if result.tokens:
                 sequence.stats.record_step(tree.num_draft_tokens, result.num_accepted)
                 if sequence.sampler.constraint is not None:
@@ -215,10 +233,8 @@ class StepRunner:
                     sequence.stats.record_forced(len(tree) - len(own), sum(node not in own for node in result.path))
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
-        before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        if budget is not None and before == self._compile_seconds:  # a step that compiles tells nothing of costs
-            self._unlearned = functools.partial(
-                budget.record,
+        if budget is not None:
+            budget.record(
                 trees,
                 num_live,
                 num_tokens=sum(len(result.tokens) for result in results),
@@ -226,12 +242,6 @@ class StepRunner:
                 draft_seconds=seconds.draft,
                 forwards=seconds.forwards,
             )
-        if self.observer is not None or any(sequence.observer is not None for sequence in batch.sequences):
-            start = time.perf_counter()
-            self._draws = self._draws or isolated_rng(batch.sequences[0].sampler)
-            with self._draws:
-                self._show(batch, trees, results, seconds)
-            self._observer_seconds += time.perf_counter() - start
 
     def _show(
         self, batch: Batch, trees: Sequence[DraftTree], results: Sequence[VerifyResult], seconds: _Seconds

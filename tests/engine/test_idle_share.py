@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
@@ -32,8 +33,9 @@ def test_texts_over_the_emulated_device_are_plain_generates(loaded: LoadedModel,
     assert steps.seconds >= steps.busy >= FORWARD
 
 
-def test_the_budget_learns_each_steps_costs_once_the_next_forward_is_launched(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "method"), [(Budget, "record"), (SpecStats, "record_step")])
+def test_each_steps_costs_and_counts_are_kept_once_the_next_forward_is_launched(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, kind: type, method: str
 ) -> None:
     """And those of the last step in the end."""
     hf_specdec.capability(loaded.model)  # by forwards that are not noted
@@ -49,10 +51,10 @@ def test_the_budget_learns_each_steps_costs_once_the_next_forward_is_launched(
         monkeypatch.setattr(kind, method, call)
 
     def pairs(found: Sequence[str]) -> list[str]:
-        return ["forward", *["forward", "learn"] * (len(found) // 2 - 1), "learn"]
+        return ["forward", *["forward", "keep"] * (len(found) // 2 - 1), "keep"]
 
     noted("forward", ModelRunner, "forward")
-    noted("learn", Budget, "record")
+    noted("keep", kind, method)
     ids = torch.arange(5, 30)[None]
     loaded.model.generate(ids, max_new_tokens=8, do_sample=False, spec_method="auto")
     assert len(events) > 4

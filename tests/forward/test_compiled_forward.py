@@ -253,12 +253,11 @@ def test_the_places_to_write_share_what_does_not_depend_on_the_width() -> None:
     cache = a_cache(rows=2)
     index = cache.layers[0].static_index
     assert index is not None
-    narrow, length = index.columns, index.length
+    narrow = index.columns
     cache.place(3, written=2)
     assert cache.layers[0].static_index is index
     assert index.columns.tolist() == [[7, 8, 9], [7, 8, 9]]
-    assert index.length is length
-    assert int(length) == 7
+    assert int(index.length) == 7
     cache.place(narrow.shape[1])
     assert index.columns is narrow
 

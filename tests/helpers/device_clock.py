@@ -129,9 +129,10 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 clock.wait()
             yield from read(tensors)
 
-        def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        def uploaded(tensor: torch.Tensor, device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
             clock.launch(KERNEL, TRANSFER)
-            return upload(tensor, device)
+            with clock._computing():
+                return upload(tensor, device, into)
 
         class Read(transfer.PendingRead):
             def __init__(self, tensor: torch.Tensor) -> None:

@@ -9,11 +9,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import hf_specdec
 from hf_specdec import embedded
+from hf_specdec.common.transfer import Sender
 from hf_specdec.engine.sampling.draws import LEVELS
 from tests.helpers.devices import DEVICE, SAMPLING, STATIC, TREES, DeviceBatch, DeviceTensor, EmulatedDevice, moved
 from tests.helpers.heads import CASES, SHAPES, Zoo, always
@@ -250,3 +252,14 @@ def test_an_embedded_head_reads_once_a_level(device: EmulatedDevice) -> None:
     assert reads == [1 + number for number in levels], "the verification, and each level"
     assert max(levels) == config["draft_len"]
     assert max(uploads) <= 2 + 2 * config["draft_len"]
+
+
+def test_arrays_of_the_same_shapes_are_sent_into_the_same_tensors(device: EmulatedDevice) -> None:
+    """By one upload each time, apart from arrays of other shapes; a bfloat16's bits are sent as an integer's."""
+    send = Sender(DEVICE)
+    first = send([np.arange(3), np.full((2, 2), 0x3F80, np.int16)], [None, torch.bfloat16])
+    again = send([np.arange(3) + 1, np.zeros((2, 2), np.int16)], [None, torch.bfloat16])
+    other = send([np.arange(4)])
+    assert len(device.uploads) == 3
+    assert all(one is two for one, two in zip(first, again, strict=True))
+    assert [tensor.tolist() for tensor in (*again, *other)] == [[1, 2, 3], [[0.0, 0.0]] * 2, [0, 1, 2, 3]]

@@ -241,7 +241,8 @@ class DraftTree:
     def _beginning(self, length: int) -> "DraftTree":
         """The first `length` nodes."""
         tokens, parents, probabilities = self.tokens[:length], self.parents[:length], self.probabilities
-        children = tuple([{t: c for t, c in below.items() if c < length} for below in self._children[:length]])
+        above = self._children[:length]
+        children = tuple([{t: c for t, c in below.items() if c < length} if below else {} for below in above])
         return DraftTree(
             tokens,
             parents,
@@ -257,13 +258,13 @@ class DraftTree:
         """The tree of these nodes in this order, each after its parent."""
         new = {node: place for place, node in enumerate(nodes)}
         parents = tuple([new.get(self.parents[node], -1) for node in nodes])
-        probabilities = self.probabilities
+        children, probabilities = [self._children[node] for node in nodes], self.probabilities
         return DraftTree(
             tuple([self.tokens[node] for node in nodes]),
             parents,
             tuple([self.depths[node] for node in nodes]),
             parents == tuple(range(-1, len(nodes) - 1)),
-            tuple([{t: new[c] for t, c in self._children[node].items() if c in new} for node in nodes]),
+            tuple([{t: new[c] for t, c in below.items() if c in new} if below else {} for below in children]),
             self.extra,
             None if self.drafted_from is None else {new[n]: row for n, row in self.drafted_from.items() if n in new},
             None if probabilities is None else tuple([probabilities[node] for node in nodes]),

@@ -5,6 +5,7 @@ Models whose class prepares its inputs itself are asked at every step.
 """
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
-from hf_specdec.common.transfer import HOST, to_device
+from hf_specdec.common.transfer import HOST, Sender, to_device
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
@@ -41,6 +42,7 @@ class StepInputs:
         num_cached (`int`): how many tokens of each text are in the cache.
         adapter: what makes trees of a model that counts positions by itself.
         follows_length: whether `lengths` is wanted.
+        reuses_tensors: whether the next arguments may be written over the last ones, which no one keeps.
 
     Attributes:
         lengths: `(batch, new columns)`: of the longest row's text at the step of plain generation that would compute
@@ -59,6 +61,7 @@ class StepInputs:
         adapter: TreeAdapter | None = None,
         *,
         follows_length: bool = False,
+        reuses_tensors: bool = False,
     ) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids_key, self.mask_key, self.positions_key = (
@@ -87,6 +90,7 @@ class StepInputs:
         if self.template.get(self.ids_key) is None:  # PEFT 0.21's virtual tokens
             raise UnsupportedModelError(f"its prepare_inputs_for_generation gives no {self.ids_key}")
         self.device = self.template[self.ids_key].device
+        self._send = Sender(self.device) if reuses_tensors else functools.partial(to_device, device=self.device)
         self.start = num_cached
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
@@ -140,7 +144,7 @@ class StepInputs:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
         of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
-        found = to_device(arrays + of_mask, self.device, [None] * len(arrays) + dtypes)
+        found = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
         inputs.update(zip(keys, found, strict=False))
         if ids is not None:  # the other arguments stay where they are in the block that was sent
             inputs[self.ids_key] = ids

@@ -243,9 +243,14 @@ class ModelRunner(PromptForward):
     def step_inputs(self) -> StepInputs:
         """Builder of a forward's arguments after the prompt."""
         if self._inputs is None:
-            follows_length = self.rotary is not None
             self._inputs = StepInputs(
-                self.model, self.kwargs, self.texts, self._num_cached[0], self.adapter, follows_length=follows_length
+                self.model,
+                self.kwargs,
+                self.texts,
+                self._num_cached[0],
+                self.adapter,
+                follows_length=self.rotary is not None,
+                reuses_tensors=self._checked is not None,
             )
         return self._inputs
 

@@ -84,17 +84,20 @@ class TreeLayout:
         total, num_pending = len(self), len(self.pending)
         if not num_pending and not self.first_new and self.tree is not None and total == self.tree.num_columns:
             return self.tree.visible_array()
-        mask = np.eye(total - self.first_new, total, self.first_new, dtype=np.bool_)
+        mask = np.zeros((total - self.first_new, total), dtype=np.bool_)
+        mask.reshape(-1)[self.first_new :: total + 1] = True  # itself
         rows = self.new_rows
         if rows.start == rows.stop:
             return mask
         assert self.tree is not None
-        if self.first_new == 0:
-            mask[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
-        mask[rows, :num_pending] = True
+        if num_pending:
+            if not self.first_new:
+                mask[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
+            mask[rows, :num_pending] = True
         block = self.tree.visible_array()[self._first_node :]
-        if self.node_columns[-1] - self.node_columns[0] == len(self.node_columns) - 1:
-            mask[rows, self.node_columns[0] : self.node_columns[-1] + 1] = block
+        first, last = self.node_columns[0], self.node_columns[-1]
+        if last - first == len(self.node_columns) - 1:
+            mask[rows, first : last + 1] = block
         else:
             mask[rows, self.node_columns] = block
         mask[rows.stop :] = mask[rows.stop - 1]

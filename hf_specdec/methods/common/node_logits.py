@@ -85,6 +85,8 @@ class NodeLogits:
 
     def best_at(self, row: int) -> int:
         """`best` of one row."""
+        if self._read is not None:
+            return int(self._read[row, 0])
         return self.best(slice(row, row + 1))[0]
 
     def top(self, count: int, rows: slice | list[int] = ALL) -> tuple[Array, Array]:
@@ -169,9 +171,10 @@ def read_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
         yield from (tensor.cpu().numpy() for tensor in tensors)
         return
     flat: Array = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
-    ends = np.cumsum([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, np.split(flat, ends[:-1]), strict=True):
-        yield part.reshape(tensor.shape)
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.numel()
+        yield flat[start:end].reshape(tensor.shape)
 
 
 def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
