@@ -11,7 +11,7 @@ from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
-from hf_specdec.common.transfer import HOST, to_device
+from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.compat import (
     Cache,
     DummyLayer,
@@ -76,10 +76,11 @@ class Moves:
         moved_to = [starts[row] + column for row, column in zip(rows, target, strict=True)]
         return cls(list(rows), moved_from, moved_to)
 
-    def on(self, device: torch.device, offset: int) -> list[torch.Tensor]:
+    def on(self, device: torch.device, offset: int) -> tuple[torch.Tensor, ...]:
         """Rows, sources and targets on `device`, in buffers that begin at column `offset`."""
-        source, target = np.array(self.source) - offset, np.array(self.target) - offset
-        return to_device((np.array(self.rows), source, target), device)
+        columns = np.array((self.rows, self.source, self.target))
+        columns[1:] -= offset
+        return upload(torch.from_numpy(columns), device).unbind()
 
 
 class SpecCache(Cache):
@@ -209,7 +210,7 @@ class SpecCache(Cache):
 
     def move(self, moves: Moves) -> None:
         """Move columns in all layers, those of a block at once."""
-        indices: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+        indices: dict[tuple[torch.device, int], tuple[torch.Tensor, ...]] = {}
         for block, offset in self._blocks():
             where = (block.device, offset)
             if where not in indices:

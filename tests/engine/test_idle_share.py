@@ -56,6 +56,6 @@ def test_each_steps_costs_and_counts_are_kept_once_the_next_forward_is_launched(
     noted("forward", ModelRunner, "forward")
     noted("keep", kind, method)
     ids = torch.arange(5, 30)[None]
-    loaded.model.generate(ids, max_new_tokens=8, do_sample=False, spec_method="auto")
+    loaded.model.generate(ids, max_new_tokens=8, do_sample=False, **WAYS["auto"])
     assert len(events) > 4
     assert events == pairs(events)

@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_specdec.cache import spec_cache, spec_layer, static_cache
 from hf_specdec.common import transfer
 from hf_specdec.engine import static_shapes, step
 from hf_specdec.engine.cost import cost_model
-from hf_specdec.engine.sampling import sampler, tokens_ahead
+from hf_specdec.engine.sampling import node_processors, rejections
 from hf_specdec.forward.target import next_forward
 from hf_specdec.forward.target.compiled_forward import CompiledForward
 from hf_specdec.methods.common import node_logits
@@ -113,7 +114,7 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for assumed in ("SLOPES", "JUMPS"):  # of a CPU
             monkeypatch.setattr(cost_model, assumed, {})
         monkeypatch.setattr(step, "time", SimpleNamespace(perf_counter=self.now))
-        read, upload, clock = node_logits.read_tensors, transfer.upload, self
+        read, upload, clock = node_logits._on_host, transfer.upload, self
 
         def run(compiled: CompiledForward, shape: Any, inputs: Any, checked: Any = None) -> Any:
             compiled.shapes[shape] = compiled.shapes.get(shape, 0) + 1
@@ -123,11 +124,11 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
             clock.begun.append((clock.now(), clock.busy))
             return found
 
-        def read_tensors(tensors: Any) -> Any:
-            if tensors:
-                clock.launch(KERNEL, TRANSFER)
-                clock.wait()
-            yield from read(tensors)
+        def on_host(tensor: torch.Tensor) -> Any:
+            clock.launch(KERNEL, TRANSFER)
+            clock.wait()
+            with clock._computing():
+                return read(tensor)
 
         def uploaded(tensor: torch.Tensor, device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
             clock.launch(KERNEL, TRANSFER)
@@ -145,9 +146,9 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return super().wait()
 
         monkeypatch.setattr(CompiledForward, "__call__", run)
-        for module in (node_logits, sampler, tokens_ahead):
-            monkeypatch.setattr(module, "read_tensors", read_tensors)
-        monkeypatch.setattr(transfer, "upload", uploaded)
+        monkeypatch.setattr(node_logits, "_on_host", on_host)
+        for module in (transfer, spec_cache, spec_layer, static_cache, rejections, node_processors):
+            monkeypatch.setattr(module, "upload", uploaded)
         monkeypatch.setattr(next_forward, "PendingRead", Read)
 
 

@@ -168,13 +168,18 @@ def _columns(parts: Sequence[Array]) -> Array | None:
 def read_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[Array]:
     """Tensors of a device as arrays, by one transfer; in fp32, exact for token ids, where there are several."""
     if len(tensors) < 2:
-        yield from (tensor.cpu().numpy() for tensor in tensors)
+        yield from map(_on_host, tensors)
         return
-    flat: Array = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
-    end = 0
+    flat, end = _on_host(torch.cat([tensor.reshape(-1) for tensor in tensors])), 0
     for tensor in tensors:
         start, end = end, end + tensor.numel()
         yield flat[start:end].reshape(tensor.shape)
+
+
+def _on_host(tensor: torch.Tensor) -> Array:
+    """Its values, once the device has computed them."""
+    values: Array = tensor.cpu().numpy()
+    return values
 
 
 def _read_on_host(logits: torch.Tensor, num_top: int | None) -> Array | None:
