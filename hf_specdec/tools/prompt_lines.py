@@ -106,7 +106,11 @@ def read_line(line: str) -> PromptLine:
     Raises:
         NotAPromptError: the line has none of the forms, no text, or half of a surrogate pair.
     """
-    value = json_value(line)
+    return read_value(json_value(line))
+
+
+def read_value(value: Any) -> PromptLine:
+    """The prompt of a line's JSON value; raises as `read_line`."""
     fields = value if isinstance(value, dict) else {}
     name = next((str(fields[key]) for key in ("id", "question_id", "task_id") if key in fields), None)
     task = next((fields[key] for key in ("task", "category") if isinstance(fields.get(key), str)), None)

@@ -30,9 +30,42 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path, packed: bool) -> None:
     assert len(read_articles(path)) == 3
 
 
+SAID = {"role": "user", "content": "Shorten it."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"messages": [SYSTEM, SAID, {"role": "assistant", "content": "Short."}]},
+            Article("Shorten it.", "Short.", (SYSTEM,), is_chat=True),
+        ),
+        (
+            {"instruction": "Shorten it.", "input": "Long.", "output": "Short."},
+            Article("Shorten it.\n\nLong.", "Short.", is_chat=True),
+        ),
+        ({"turns": ["Shorten it."], "reference": "Short."}, Article("Shorten it.", "Short.", is_chat=True)),
+    ],
+)
+def test_a_chat_with_its_answer_is_read(tmp_path: Path, row: dict[str, object], expected: Article) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    assert read_articles(path) == [expected]
+
+
 @pytest.mark.parametrize(
     "line",
-    ['{"article": "Only a text."}', '{"highlights": "Only a summary."}', '["a", "b"]', "no JSON", '{"article": 3}', ""],
+    [
+        '{"turns": ["No answer."]}',
+        '{"turns": ["One.", "Two."], "answer": "Three."}',
+        '{"article": "Only a text."}',
+        '{"highlights": "Only a summary."}',
+        '["a", "b"]',
+        "no JSON",
+        '{"article": 3}',
+        "",
+    ],
 )
 def test_a_line_that_is_no_article_is_refused(tmp_path: Path, line: str) -> None:
     """By file and line; a file without lines by its option."""

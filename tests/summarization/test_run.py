@@ -80,6 +80,14 @@ def test_a_tokenizer_with_a_chat_template_is_asked_in_a_chat(
     assert prompt == "[user] Summarize the following article in a few sentences.\n\nText.[assistant]"
 
 
+def test_a_chat_is_asked_as_it_is(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Article("Shorten it.", "S.", ({"role": "system", "content": "Be brief."},), is_chat=True)
+    assert Summarizer(target, tokenizer, template="<{article}>").prompt(chat) == "Be brief.\n\nShorten it."
+    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}[assistant]"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    assert Summarizer(target, tokenizer).prompt(chat) == "[system] Be brief.[user] Shorten it.[assistant]"
+
+
 @pytest.mark.wide
 def test_a_seed_makes_samples_the_same(target: Any, tokenizer: Any) -> None:
     options = {**OPTIONS, "do_sample": True, "top_k": 0}

@@ -44,8 +44,8 @@ class ArticleOptions:
     articles: Annotated[
         Path | None,
         typer.Option(
-            help="A .jsonl file (.gz too) whose lines have `article` and `highlights`. Default: twelve short articles "
-            "that ship with the package."
+            help="A .jsonl file (.gz too) whose lines have `article` and `highlights`, or are chats with answers. "
+            "Default: twelve short articles that ship with the package."
         ),
     ] = None
     dataset: Annotated[
@@ -107,8 +107,8 @@ class PromptOptions:
     prompt_template: Annotated[
         str | None,
         typer.Option(
-            help="The prompt, with {article} in it. Default: a request through the chat template, if there is one; "
-            "else the article and 'TL;DR:'."
+            help="The prompt of an article, with {article} in it. Default: a request through the chat template, if "
+            "there is one; else the article and 'TL;DR:'."
         ),
     ] = None
 

@@ -1,4 +1,8 @@
-"""Articles with reference summaries: the set that ships with the package, a `.jsonl` file, or a data set."""
+"""Articles with reference summaries: the set that ships with the package, a `.jsonl` file, or a data set.
+
+A chat with its answer takes the place of an article: a request in the forms of `tools/prompt_lines.py`, and what it is
+compared with, the assistant's last message or a field such as `output`.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,10 +12,12 @@ from typing import Any
 
 from hf_specdec.common.files import json_value, lines_of, lone_surrogate, read_text
 from hf_specdec.errors import ConfigError, import_extra
+from hf_specdec.tools.prompt_lines import Message, NotAPromptError, PromptLine, read_value
 
 SHIPPED = Path(__file__).parent / "articles.jsonl"
 TEXT_FIELDS = ("article", "document", "text")
 REFERENCE_FIELDS = ("highlights", "summary", "reference")
+ANSWER_FIELDS = (*REFERENCE_FIELDS, "output", "response", "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +25,16 @@ class Article:
     """One article.
 
     Attributes:
-        text (`str`): what is to be summarised.
-        reference (`str`): the summary of a person.
+        text (`str`): what is to be summarised; of a chat, the message that is answered.
+        reference (`str`): the summary of a person, or the answer.
+        before (`tuple[Message, ...]`): messages of a chat before that.
+        is_chat (`bool`): whether `text` says itself what is wanted.
     """
 
     text: str
     reference: str
+    before: tuple[Message, ...] = ()
+    is_chat: bool = False
 
 
 def read_articles(path: Path | None, *, limit: int | None = None) -> list[Article]:
@@ -68,16 +78,40 @@ def _articles(option: str, rows: Iterable[tuple[str, Any]], limit: int | None) -
 
 def _article(place: str, row: Any) -> Article:
     fields = row if isinstance(row, Mapping) else {}
-    found = [
-        next((fields[name] for name in names if isinstance(fields.get(name), str)), "").strip()
-        for names in (TEXT_FIELDS, REFERENCE_FIELDS)
-    ]
-    if not all(found):
-        rule = f"must have text in one of {', '.join(TEXT_FIELDS)} and in one of {', '.join(REFERENCE_FIELDS)}"
+    asked = None if any(name in fields for name in TEXT_FIELDS) else _request(row)
+    text = _text_of(fields, TEXT_FIELDS) if asked is None else asked.turns[0].strip()
+    reference = _text_of(fields, REFERENCE_FIELDS) if asked is None else _answer(fields)
+    if not (text and reference):
+        rule = (
+            f"must have text in one of {', '.join(TEXT_FIELDS)} and in one of {', '.join(REFERENCE_FIELDS)}, "
+            "or be a chat of one request with its answer"
+        )
         shown = dict(fields) if fields else str(row)[:80]
         raise ConfigError(place, rule, shown, 'For example {"article": "...", "highlights": "..."}.')
-    for text in found:
-        if (half := lone_surrogate(text)) is not None:
+    for said in (text, reference):
+        if (half := lone_surrogate(said)) is not None:
             rule = f"must be Unicode text, but character {half} is half of a pair"
-            raise ConfigError(place, rule, text[half], "Write the character itself.")
-    return Article(*found)
+            raise ConfigError(place, rule, said[half], "Write the character itself.")
+    return Article(text, reference) if asked is None else Article(text, reference, asked.before, is_chat=True)
+
+
+def _request(row: Any) -> PromptLine | None:
+    """The chat of a row that ends with one request; `None` for another row."""
+    try:
+        read = read_value(row)
+    except NotAPromptError:
+        return None
+    return read if read.is_chat and len(read.turns) == 1 else None
+
+
+def _answer(fields: Mapping[str, Any]) -> str:
+    """The answer to a chat's request, empty where there is none."""
+    match fields.get("messages"):
+        case [*_, {"role": "assistant", "content": str(said)}]:
+            return said.strip()
+    return _text_of(fields, ANSWER_FIELDS)
+
+
+def _text_of(fields: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The text of the first of these fields that has one, else an empty one."""
+    return next((fields[name] for name in names if isinstance(fields.get(name), str)), "").strip()

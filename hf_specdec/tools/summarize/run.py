@@ -60,8 +60,8 @@ class Summarizer:
         seed (`int | None`): set before each call; `None` leaves the random state as it is.
         batch_size (`int`): articles in one call.
         max_input_tokens (`int`): of one article; the rest of it is left out, as is what the model has no positions for.
-        template (`str | None`): the prompt, with `{article}` in it. `None` asks in a chat where the tokenizer has a
-            chat template, else puts "TL;DR:" behind the article.
+        template (`str | None`): the prompt of an article, with `{article}` in it. `None` asks in a chat where the
+            tokenizer has a chat template, else puts "TL;DR:" behind the article. Chats are taken as they are.
     """
 
     model: PreTrainedModel
@@ -80,7 +80,7 @@ class Summarizer:
 
     def prompt(self, article: Article) -> str:
         """The text that the model continues."""
-        return self._asked(self._shortened(article.text))
+        return self._asked(article, self._shortened(article))
 
     def write(self, articles: Sequence[Article], into: Summaries, how: Mapping[str, Any]) -> None:
         """Summarise one batch of articles; `how` holds the arguments of `generate` that choose the way."""
@@ -95,14 +95,17 @@ class Summarizer:
             into.token_ids.append(token_ids)
             into.texts.append(self.tokenizer.decode(token_ids, skip_special_tokens=True).strip())
 
-    def _asked(self, text: str) -> str:
-        """The request to summarise a text."""
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            return (self.template or TEXT_TEMPLATE).replace("{article}", text)
-        asked = (self.template or CHAT_TEMPLATE).replace("{article}", text)
-        return chat_text(self.tokenizer, [{"role": "user", "content": asked}])
+    def _asked(self, article: Article, text: str) -> str:
+        """The request of an article of which `text` is taken."""
+        is_chat_model = getattr(self.tokenizer, "chat_template", None) is not None
+        asked = text
+        if not article.is_chat:
+            asked = (self.template or (CHAT_TEMPLATE if is_chat_model else TEXT_TEMPLATE)).replace("{article}", text)
+        if is_chat_model:
+            return chat_text(self.tokenizer, [*article.before, {"role": "user", "content": asked}])
+        return "\n\n".join([*(message["content"] for message in article.before), asked])
 
-    def _shortened(self, text: str) -> str:
+    def _shortened(self, article: Article) -> str:
         """As much of an article as was asked for, and as the model has positions for next to request and summary.
 
         Raises:
@@ -110,14 +113,15 @@ class Summarizer:
         """
         positions, new = max_positions(self.model.config), int(self.options.get("max_new_tokens", 0))
         most_of_prompt = sys.maxsize if positions is None else positions - new
-        if self._num_tokens(self._asked("")) >= most_of_prompt:
+        if self._num_tokens(self._asked(article, "")) >= most_of_prompt:
             rule = f"must leave room for an article within the model's {positions} positions"
             raise ConfigError("--max-new-tokens", rule, new, "Take fewer.")
+        text = article.text
         ids = self._ids(text)
         begun, count = text, len(ids)
         while count:  # text that was cut, or that the request surrounds, may have more tokens than before
             excess = len(self._ids(begun)) - self.max_input_tokens
-            excess = max(excess, self._num_tokens(self._asked(begun)) - most_of_prompt)
+            excess = max(excess, self._num_tokens(self._asked(article, begun)) - most_of_prompt)
             if excess <= 0:
                 break
             count = max(count - excess, 0)
