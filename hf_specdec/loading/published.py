@@ -52,6 +52,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_specdec" / "models"
 
 
+def is_fetched(name: str, *, folder: PathLike | None = None) -> bool:
+    """Returns whether `fetch` has written this checkpoint."""
+    return ((cache_folder() if folder is None else Path(folder)) / name / "README.md").is_file()
+
+
 def fetch(name: str, *, folder: PathLike | None = None) -> str:
     """Fetches a published model once and returns the folder of its checkpoint, for `from_pretrained`.
 
@@ -71,7 +76,7 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
         raise unknown_name("name", name, PUBLISHED)
     parent = cache_folder() if folder is None else Path(folder)
     checkpoint = parent / name
-    if (checkpoint / "README.md").is_file():
+    if is_fetched(name, folder=parent):
         return str(checkpoint)
     if importlib.util.find_spec("gguf") is None:
         raise MissingExtraError("gguf", "gguf", f"fetching {name}")
@@ -79,7 +84,7 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
     check_room("folder", parent, str(parent))
     with open(parent / f".{name}.lock", "a+b") as locked:
         lock(locked.fileno(), waits=True)
-        if not (checkpoint / "README.md").is_file():
+        if not is_fetched(name, folder=parent):
             _write_checkpoint(_fetch_wheel(parent), checkpoint)
     return str(checkpoint)
 

@@ -8,6 +8,12 @@
 The embedded target is widened to each shape, so text and acceptance are real and the cost is that of the shape. Writes
 one JSON document, and its tables as Markdown next to it, after each row. The same command again goes on where the
 document ends: rows that were left out are tried again.
+
+Needs torch with CUDA and Triton, which comes with it, and no network. SmolLM2 is measured where `hf-specdec fetch
+smollm2` has put it into the user's cache (`XDG_CACHE_HOME`), economize and flashspec where an interpreter has them:
+that of `--peer-python`, or this one, with `PYTHONPATH=peers` too. What is not there is left out and named.
+
+    pip install --no-deps --target peers economize==0.3.2 flashspec==0.3.1     # 4 MB, to be carried; needs pydantic
 """
 
 import itertools
@@ -15,6 +21,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,12 +31,15 @@ import typer
 
 from hf_specdec.errors import ConfigError, first_line, unknown_name
 from hf_specdec.loading import embedded
+from hf_specdec.loading.published import is_fetched
 from hf_specdec.tools.bench.document import Document, add_table, check_document_file, load_document, write_document
 from hf_specdec.tools.bench.gpu_cells import LATE, ONE_TOKEN, free_memory, is_out_of_memory, measured_cell
+from hf_specdec.tools.bench.gpu_peers import names_peers, with_peers
 from hf_specdec.tools.bench.gpu_shapes import SHAPES, Selection, Shape, figures_of
 from hf_specdec.tools.bench.header import model_facts, new_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.tools.bench.measure import synchronize
+from hf_specdec.tools.bench.peers.process import read_pythons
 from hf_specdec.tools.bench.prompts import default_prompts, spread
 from hf_specdec.tools.bench.steps import fill_steps
 from hf_specdec.tools.bench.tables import markdown
@@ -66,6 +76,7 @@ def measure_gpu(
     earlier: Document | None = None,
     max_minutes: float = math.inf,
     keep: Keep = lambda document: None,
+    pythons: Mapping[str, str] | None = None,
 ) -> Document:
     """Measure tables of each shape.
 
@@ -74,6 +85,7 @@ def measure_gpu(
         earlier: a document whose rows are kept, where it has the same settings and is not complete.
         max_minutes: after which no row begins.
         keep (*optional*): gets the document so far after each row and each shape.
+        pythons: interpreters that have other libraries, by library; this one by default.
     """
     end, names = time.monotonic() + 60.0 * max_minutes, list(dict.fromkeys(name for name, _ in parts))
     for name in names:
@@ -92,13 +104,17 @@ def measure_gpu(
         bandwidth = _copy_bandwidth(where)
         document = new_document("gpu", where, settings=settings) | {"copy_bandwidth": bandwidth}
         document["notes"].append(f"Copy bandwidth of the device: {bandwidth / 1e9:.0f} GB/s.")
-    for name, group in itertools.groupby(parts, key=lambda part: part[0]):
-        _measure_shape(name, document, where, [selection for _, selection in group], end, keep)
+    for name in names:
+        _table(document, name, COLUMNS)
+        _table(document, f"{name}, left out", LEFT_OUT).clear()
+    groups = [(name, list(group)) for name, group in itertools.groupby(parts, key=lambda part: part[0])]
+    for number, (name, group) in enumerate(groups, start=1):
+        _measure_shape(name, document, where, [selection for _, selection in group], end, keep, pythons or {})
         free_memory(where)
         late = any(
             row["reason"].startswith(LATE) for table in document["tables"] for row in table["rows"] if "reason" in row
         )
-        document["is_complete"] = name == names[-1] and not late
+        document["is_complete"] = number == len(groups) and not late
         keep(document)
     return document
 
@@ -123,15 +139,24 @@ def _table(document: Document, title: str, columns: Mapping[str, str]) -> list[d
 
 
 def _measure_shape(
-    name: str, document: Document, where: torch.device, selections: Sequence[Selection], end: float, keep: Keep
+    name: str,
+    document: Document,
+    where: torch.device,
+    selections: Sequence[Selection],
+    end: float,
+    keep: Keep,
+    pythons: Mapping[str, str],
 ) -> None:
     """Add the tables of one shape and its model; what has no room, or no time, is in a table of its own."""
     shape, stage = SHAPES[name], "loading the model"
     contexts = [context for chosen in selections for context in chosen.contexts or shape.contexts]
     rows, left_out = _table(document, name, COLUMNS), _table(document, f"{name}, left out", LEFT_OUT)
-    left_out.clear()
     try:
-        loaded = load_model(dtype=shape.dtype, head=embedded.path("head"), widen_to=shape.size, device=where)
+        if shape.model is not None and not is_fetched(shape.model):
+            left_out.append({"name": stage, "reason": f"hf-specdec fetch {shape.model} has not been called"})
+            return
+        head = shape.head or embedded.path("head")
+        loaded = load_model(path=shape.model, dtype=shape.dtype, head=head, widen_to=shape.size, device=where)
         longest = max(contexts) + shape.max_new_tokens + 256
         for model in (loaded.model, loaded.assistant):
             if model is not None:  # the text beyond is worse, its cost the same
@@ -139,9 +164,11 @@ def _measure_shape(
         if (facts := model_facts(loaded)) not in document["models"]:
             document["models"].append(facts)
         for chosen in selections:
-            for batch in chosen.batches or shape.batches:
-                for context in chosen.contexts or shape.contexts:
-                    for row in measured_cell(shape, loaded, chosen, batch, context, rows, end):
+            peers = with_peers(loaded, pythons) if names_peers(chosen.rows) else nullcontext(loaded)
+            cells = itertools.product(chosen.batches or shape.batches, chosen.contexts or shape.contexts)
+            with peers as compared:
+                for batch, context in cells:
+                    for row in measured_cell(shape, compared, chosen, batch, context, rows, end):
                         if "profile" in row:
                             _add_profile(document, name, row, row.pop("profile"))
                         (left_out if "reason" in row else rows).append(row)
@@ -164,14 +191,17 @@ def _measure_shape(
 
 
 def _add_products(document: Document, name: str, shape: Shape, where: torch.device) -> list[dict[str, Any]]:
-    """Add a table of single matrix products; returns why there is none, as a row that is left out."""
+    """Add a table of single matrix products once; returns why there is none, as a row that is left out."""
+    title = f"{name}, share of the copy bandwidth"
+    if any(table["title"] == title for table in document["tables"]):
+        return []
     try:
         from hf_specdec.tools.bench import gpu_products  # which needs Triton
 
         found = list(gpu_products.measure_products(shape, document["copy_bandwidth"], where))
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         return [{"name": "matrix products", "reason": first_line(error)}]
-    _table(document, f"{name}, share of the copy bandwidth", gpu_products.COLUMNS)[:] = found
+    _table(document, title, gpu_products.COLUMNS)[:] = found
     return []
 
 
@@ -221,7 +251,7 @@ def _read_option(text: str) -> tuple[str, Any]:
 
 def main(
     output: Annotated[Path, typer.Option(help="The JSON document; its tables go next to it, as .md.")],
-    shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B and tiny. Default: 1B and 7B.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="Of 1B, 7B, SmolLM2 and tiny. Default: 1B and 7B.")] = None,
     device: Annotated[str | None, typer.Option(help="Default: the accelerator, or the CPU.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows of a batch. Default: the shape's.")] = None,
     context_length: Annotated[
@@ -244,6 +274,9 @@ def main(
     figures: Annotated[
         bool, typer.Option("--figures", help="The rows that say most, the most valuable first, in place of all.")
     ] = False,
+    peer_python: Annotated[
+        list[str] | None, typer.Option(help="LIBRARY=PATH: interpreter that has another library. Default: this one.")
+    ] = None,
     max_minutes: Annotated[float, typer.Option(min=0.0, help="After which no row begins. Default: any.")] = math.inf,
 ) -> None:
     """Measure, and write one document."""
@@ -268,7 +301,11 @@ def main(
     )
     names = shape or ["1B", "7B"]
     parts: Parts = figures_of(shape or ()) if figures else [(name, selection) for name in names]
-    limits: dict[str, Any] = {"max_minutes": max_minutes, "earlier": earlier}
+    limits: dict[str, Any] = {
+        "max_minutes": max_minutes,
+        "earlier": earlier,
+        "pythons": read_pythons(peer_python or ()),
+    }
     measure_gpu(parts, device=device, **limits, keep=keep)
 
 

@@ -62,7 +62,7 @@ def measure_row(
     max_new_tokens: int,
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Seconds of a call for each text but the first, which is written until nothing compiles; a digest of all tokens.
+    """Seconds of a call for each text but the first, which is written until nothing compiles; digests of tokens.
 
     Calls in which a graph is compiled or recorded after all do not count, unless all do.
     """
@@ -79,7 +79,7 @@ def measure_row(
     known = [call.stats for call in others if call.stats is not None]
     num_drafts = sum(stats.num_drafts for stats in known)
     num_accepted = sum(stats.num_accepted_tokens for stats in known)
-    peak, tokens = memory.stop(), [row for call in calls for row in call.tokens]
+    peak = memory.stop()
     return {
         "tokens_per_second": num_tokens / seconds,
         "later_token_ms": 1000 * max(later_seconds, 0.0) / max(max_new_tokens - 1, 1),
@@ -90,8 +90,13 @@ def measure_row(
         "later_compile_seconds": sum(call.compile_seconds for call in calls[1:]),
         "plain_reason": known[-1].plain_reason if known else None,
         "peak_gigabytes": None if peak is None else peak / 1e9,
-        "digest": hashlib.sha256(repr(tokens).encode()).hexdigest(),
+        "digests": [digest_of(call.tokens) for call in calls],
     }
+
+
+def digest_of(tokens: Sequence[Sequence[int]]) -> str:
+    """Digest of one call's tokens."""
+    return hashlib.sha256(repr(tokens).encode()).hexdigest()
 
 
 def profile_call(

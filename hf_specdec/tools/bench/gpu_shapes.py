@@ -17,6 +17,7 @@ class Shape:
         dtype (`str`): precision of the target and its draft.
         batches, contexts (`tuple[int, ...]`): rows of a batch, and tokens of their prompts.
         max_new_tokens (`int`): tokens written in each call.
+        model, head (`str`): the target and its head: embedded, or published and fetched.
     """
 
     size: tuple[int, int] | None
@@ -24,6 +25,8 @@ class Shape:
     batches: tuple[int, ...] = (1, 8)
     contexts: tuple[int, ...] = (512, 8192)
     max_new_tokens: int = 128
+    model: str | None = None
+    head: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Selection:
         sdpa_backend (`str | None`): of `torch.nn.attention.SDPBackend`, in lower case; `None` is torch's choice.
         profiles (`bool`): whether one more call of each row says what it asks of the device.
         row_seconds (`float | None`): after which a row is given up; `None` for never.
+        max_new_tokens (`int | None`): in the place of the shape's.
     """
 
     batches: tuple[int, ...] = ()
@@ -55,6 +59,7 @@ class Selection:
     sdpa_backend: str | None = None
     profiles: bool = False
     row_seconds: float | None = None
+    max_new_tokens: int | None = None
 
     def of(self, rows: Mapping[str, Row]) -> dict[str, Row]:
         """Those of the rows, by name, that are measured."""
@@ -71,22 +76,35 @@ class Selection:
 SHAPES: Mapping[str, Shape] = {
     "1B": Shape((2048, 22)),
     "7B": Shape((4096, 32)),
+    "SmolLM2": Shape(None, model="smollm2", head="smollm2-head"),
     "tiny": Shape(None, dtype="fp32", batches=(1, 2), contexts=(32,), max_new_tokens=8),
 }
 
 PLAIN, AUTO = "plain, static cache", "auto, static cache"
-FIGURES: Sequence[tuple[str, Selection]] = tuple(
-    (name, Selection((batch,), (context,), rows, steps=False, num_texts=3, profiles=profiles, row_seconds=180.0))
-    for name, batch, context, profiles, rows in (  # what says most first
-        ("7B", 1, 512, True, (PLAIN, AUTO)),
-        ("7B", 1, 512, False, (f"{PLAIN}, sampled", f"{AUTO}, sampled")),
-        ("7B", 1, 512, False, (PLAIN, "auto+head, static cache")),
-        ("7B", 8, 512, False, (PLAIN, AUTO)),
-        ("7B", 1, 8192, False, (PLAIN, AUTO)),
-        ("7B", 1, 512, False, (PLAIN, "spec_method=plain, static cache")),
-        ("1B", 1, 512, True, (PLAIN, AUTO, f"{PLAIN}, sampled", f"{AUTO}, sampled")),
-        ("1B", 1, 512, False, (PLAIN, "transformers' *, static cache")),
-    )
+IN_ORDER = ", in order"  # ends the names of rows that round alike (docs/concepts/exactness.md)
+PEERS = ("transformers' *, static cache", "economize:*", "flashspec:*")
+
+
+def _figures(shape: str, *rows: str, batch: int = 1, context: int = 512, **more: Any) -> tuple[str, Selection]:
+    settings: dict[str, Any] = {"steps": False, "num_texts": 3, "row_seconds": 180.0, **more}
+    return shape, Selection((batch,), (context,), rows, **settings)
+
+
+FIGURES: Sequence[tuple[str, Selection]] = (  # what says most first
+    _figures("7B", PLAIN, AUTO, profiles=True),
+    _figures("7B", f"{PLAIN}, sampled", f"{AUTO}, sampled"),
+    _figures("7B", PLAIN, f"*{PLAIN}{IN_ORDER}", f"{AUTO}{IN_ORDER}"),
+    _figures("7B", PLAIN, "auto+head, static cache"),
+    _figures("1B", PLAIN, AUTO, f"{PLAIN}, sampled", f"{AUTO}, sampled", profiles=True),
+    # How many texts are equal: greedily and sampled, by plain generate and in order.
+    _figures(
+        "1B", f"{PLAIN}*", f"*{PLAIN}{IN_ORDER}*", f"{AUTO}{IN_ORDER}*", context=256, num_texts=31, max_new_tokens=256
+    ),
+    _figures("1B", PLAIN, *PEERS),
+    _figures("SmolLM2", PLAIN, AUTO, f"*{PLAIN}{IN_ORDER}", f"{AUTO}{IN_ORDER}", "auto+head, static cache", *PEERS),
+    _figures("7B", PLAIN, AUTO, batch=8),
+    _figures("7B", PLAIN, AUTO, context=8192),
+    _figures("7B", PLAIN, "spec_method=plain, static cache"),
 )
 
 

@@ -1,7 +1,6 @@
 """The models of `hf-specdec bench`: every `--model` at every `--widen` in every `--dtype`."""
 
 import itertools
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -13,6 +12,7 @@ from transformers import logging
 from hf_specdec.errors import ConfigError
 from hf_specdec.loading import embedded
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
+from hf_specdec.tools.bench.peers.process import read_pythons
 from hf_specdec.tools.bench.widen import read_size
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import check_attention, set_threads
@@ -102,13 +102,7 @@ class ModelsOptions:
     @property
     def peer_pythons(self) -> dict[str, str]:
         """Interpreters by library."""
-        given = [text.partition("=") for text in self.peer_python or ()]
-        for name, equals, path in given:
-            if not (name and equals and path):
-                raise ConfigError("peer_python", "must be LIBRARY=PATH", name, "For example economize=env/bin/python.")
-            if shutil.which(path) is None:
-                raise ConfigError("peer_python", "must name a program that is there", path, "Correct the path.")
-        return {name: path for name, _, path in given}
+        return read_pythons(self.peer_python or ())
 
     def pick_device(self) -> torch.device:
         """Pick the device, set the threads, and show no bars while weights are read.

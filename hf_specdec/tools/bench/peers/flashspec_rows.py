@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 
 
 class Library:
-    """A model for which each call builds the engine of its row."""
+    """A model for which each call builds the engine of its row; with `is_kept` the row's first call."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         logging.disable(logging.CRITICAL)
         self.setup, self.dtype = setup, getattr(torch, setup["dtype"])
-        self.device = torch.device(setup["device"])
+        self.device, self._kept = torch.device(setup["device"]), ("", None)
         self.model = self._load(setup["model"])
         self.draft = None if setup["draft"] is None else self._load(setup["draft"])
 
@@ -40,7 +40,11 @@ class Library:
                 HuggingFaceDrafter(named, self.device, self.dtype, temperature=sampling.temperature, model=self.draft)
             ]
             config = FlashSpecConfig(**where)
-        engine = SpeculativeEngine(config, drafters, TargetModel("", self.device, self.dtype, model=self.model))
+        row = f"{call['row']} {config}" if call.get("is_kept") else ""
+        engine: Any = self._kept[1] if row and row == self._kept[0] else None
+        if engine is None:
+            engine = SpeculativeEngine(config, drafters, TargetModel("", self.device, self.dtype, model=self.model))
+            self._kept = row, engine if row else None
 
         def decode(ids: list[torch.Tensor]) -> list[list[int]]:
             if len({row.shape for row in ids}) > 1:

@@ -1,11 +1,12 @@
 """Processes of other libraries: `worker.py`, started with an interpreter that has the library."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,6 +37,17 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
         ),
     }
 )
+
+
+def read_pythons(given: Iterable[str]) -> dict[str, str]:
+    """Interpreters by library, from texts `LIBRARY=PATH`."""
+    parts = [text.partition("=") for text in given]
+    for name, equals, path in parts:
+        if not (name and equals and path):
+            raise ConfigError("peer_python", "must be LIBRARY=PATH", name, "For example economize=env/bin/python.")
+        if shutil.which(path) is None:
+            raise ConfigError("peer_python", "must name a program that is there", path, "Correct the path.")
+    return {name: path for name, _, path in parts}
 
 
 class Processes:
@@ -78,6 +90,12 @@ class Processes:
             raise found
         return found
 
+    def end(self, library: str) -> None:
+        """End a library's process, which the next row starts anew."""
+        started = self._started.pop(library, None)
+        if isinstance(started, Process):
+            started.end()
+
 
 class Process:
     """A library's process.
@@ -85,6 +103,7 @@ class Process:
     Attributes:
         versions (`dict[str, str]`): of the library, transformers and torch.
         pid (`int`): of the process.
+        end: ends the process.
     """
 
     def __init__(self, library: str, python: str, setup: Mapping[str, Any]) -> None:
@@ -96,7 +115,7 @@ class Process:
         except OSError as error:
             self._errors.close()
             raise ConfigError("peer_python", "must be a Python interpreter", python, f"{error.strerror}.") from error
-        weakref.finalize(self, _end, self._process, self._errors)
+        self.end = weakref.finalize(self, _end, self._process, self._errors)
         self.pid = self._process.pid
         answer = self.ask(setup)
         if "error" in answer:

@@ -4,9 +4,10 @@
 
 Needs torch, transformers and the library, and nothing of this package, so any environment can run it. The first line
 sets it up: `model`, `draft` and `head` (folders or `null`), `dtype`, `device`, `threads`, `eos`. A call has `row`,
-`options`, `ids` (token ids, row after row), `max_new_tokens`, `sampling` (`temperature` and `top_p`, or `null`), `seed`
-and `is_watched`; its answer `token_ids`, `seconds`, `cpu_seconds` and, of a watched call, `widths`: the tokens of each
-forward of the target. An answer with `error` stands for one that the library did not give.
+`options`, `ids` (token ids, row after row), `max_new_tokens`, `sampling` (`temperature` and `top_p`, or `null`),
+`seed`, `is_watched` and perhaps `is_kept`, with which what a library records for a row serves the next call of it; its
+answer `token_ids`, `seconds`, `cpu_seconds` and, of a watched call, `widths`: the tokens of each forward of the target.
+An answer with `error` stands for one that the library did not give.
 """
 
 import importlib
