@@ -45,9 +45,9 @@ def enable(
             ones too.
         spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
             other models of the same tokenizer. Its bounds count, whatever the configuration says.
-        plain_kernels (`bool`, *optional*, defaults to `False`): whether calls without speculation compute by this
-            package's CPU kernels too. In bf16 and fp16 these round otherwise than torch's, so that plain text may
-            differ from speculative text; with them both are the same, and plain calls are faster. On a CUDA device,
+        plain_kernels (`bool`, *optional*, defaults to `False`, or as it is): whether calls without speculation compute
+            by this package's CPU kernels too. In bf16 and fp16 these round otherwise than torch's, so that plain text
+            may differ from speculative text; with them both are the same, and plain calls are faster. On a CUDA device,
             whether calls over a compiled static cache round alike with every `spec_method`, see docs/concepts.
         configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
@@ -83,6 +83,8 @@ def enable(
 
 def disable(model: Model) -> Model:
     """Undo `enable`: the model generates as its class does, and what was kept on it is dropped. Returns the model.
+
+    So are the settings of `enable`, as `plain_kernels`: enabled again, it has those of the new call alone.
 
     Its generation configuration loses the settings that only an enabled model reads, as `spec_method`, so that they are
     unknown again; a configuration object that has some is replaced by a copy, as other models may share it.

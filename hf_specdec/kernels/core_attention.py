@@ -18,6 +18,7 @@ class CoreAttention:
         mask: `(B or 1, 1, M, K)`, of booleans or additive; `None` hides nothing.
         scaling: of the scores; `None` for `D ** -0.5`.
         is_causal: whether without a mask a query sees no key after its own.
+        bias: `(B or 1, Hq, M, K)`, added to the scores; `None` for none.
 
     Attributes:
         fits (`bool`): whether the core can compute it.
@@ -33,15 +34,20 @@ class CoreAttention:
         scaling: float | None,
         *,
         is_causal: bool = True,
+        bias: torch.Tensor | None = None,
     ) -> None:
+        hides_future = mask is None and is_causal and query.shape[2] > 1
+        self.shape = query.shape[1:3]  # as the result has it
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         self.value_dim = value.shape[-1]
         if query.dtype in cpu.HALVES:
             query, key, value = _padded(query, LANES), _padded(key, LANES), _padded(value, WIDTH)
+        fits = not hides_future and _fits(query, key, value, mask)
+        fits = fits and (bias is None or bias.shape[1:] == (*self.shape, key.shape[2]))
+        if fits and bias is not None:
+            query, key, value, mask = _by_head(query, key, value, mask, bias)
         self.query, self.key, self.value, self.mask = query, key, value, mask
         self.work = query.numel() * key.shape[2] * 2
-        hides_future = mask is None and is_causal and query.shape[2] > 1
-        fits = not hides_future and _fits(query, key, value, mask)
         self._threads = cpu.threads_for(self.work) if fits else 0
         self.fits = self._threads > 0
 
@@ -74,6 +80,8 @@ class CoreAttention:
             self._threads,
             0 if self._threads == 1 else cpu.team(),
         )
+        if (num_heads, num_queries) != self.shape:
+            out = out.view(-1, *self.shape, value_dim).transpose(1, 2)
         return out if value_dim == self.value_dim else out[..., : self.value_dim]
 
 
@@ -81,6 +89,18 @@ def _padded(heads: torch.Tensor, multiple: int) -> torch.Tensor:
     """Heads of other sizes with zeros up to the next that the core takes, which change no sum."""
     missing = -heads.shape[-1] % multiple
     return pad(heads, (0, missing)) if missing else heads
+
+
+def _by_head(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same attention with a row of the batch for each key/value head, whose mask adds the heads' biases."""
+    (batch, heads, num_queries, dim), (kv_heads, num_keys) = query.shape, key.shape[1:3]
+    bias = bias.float() if mask is None else bias + additive(mask, torch.float32, -torch.inf)
+    rows, queries = batch * kv_heads, heads // kv_heads * num_queries
+    bias = bias.expand(batch, heads, num_queries, num_keys).reshape(rows, 1, queries, num_keys)
+    keys, values = (one.reshape(rows, 1, num_keys, one.shape[3]) for one in (key, value))
+    return query.reshape(rows, 1, queries, dim), keys, values, bias
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:

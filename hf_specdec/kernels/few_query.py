@@ -145,14 +145,18 @@ class _Attention:
 
         if attention_mask is not None and is_key_order(attention_mask):
             return attended_in_order(query, key, value, attention_mask, scaling, dropout=dropout, **kwargs), None
+        bias = kwargs.get("position_bias") if query.dtype in cpu.HALVES else None
+        foreign = FOREIGN if bias is None else FOREIGN[1:]
         is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
         is_known = is_known and not (
-            dropout or any(kwargs.get(name) is not None for name in FOREIGN) or kwargs.get("output_attentions")
+            dropout or any(kwargs.get(name) is not None for name in foreign) or kwargs.get("output_attentions")
         )
         if torch.compiler.is_compiling() or not (_here.depth and _here.has_core):
             return torchs()
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal) if is_known else None
+        own = None
+        if is_known:
+            own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal, bias=bias)
         if (counting := _here.counting) is not None:
             if own is not None and own.fits:
                 counting.by_core += 1

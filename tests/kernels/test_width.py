@@ -89,7 +89,7 @@ def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("family", [*EXACT, *NARROW, *EXPERTS, "lfm2"])
+@pytest.mark.parametrize("family", [*EXACT, *NARROW, *EXPERTS, "lfm2", "t5"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dtype, rows: int) -> None:
     """Random trees over whole models, alone and in batches padded on the left."""
@@ -107,6 +107,24 @@ def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dt
     assert torch.equal(drafted.sequences, plain.sequences)
     assert torch.equal(torch.stack(drafted.logits), torch.stack(plain.logits))
     assert drafted.spec_stats.plan.rounding_reason is None
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)], ids=str)
+@pytest.mark.parametrize("mask", ["none", "bool", "added"])
+def test_attention_adds_biases_of_each_head(mask: str, heads: tuple[int, int]) -> None:
+    """In every row of the batch, also where several heads share keys."""
+    query, key, value = (tokens(3, count, 9, 24, dtype=torch.bfloat16) for count in (heads[0], heads[1], heads[1]))
+    bias = tokens(1, heads[0], 9, 9, dtype=torch.bfloat16)
+    seen = torch.ones(9, 9, dtype=torch.bool).tril().expand(3, 1, 9, 9)
+    hidden = torch.where(seen, 0.0, torch.finfo(torch.bfloat16).min).bfloat16()
+    given = {"none": None, "bool": seen, "added": hidden}[mask]
+    own = CoreAttention(query, key, value, given, 0.3, is_causal=False, bias=bias)
+    exact = [one.double().repeat_interleave(heads[0] // one.shape[1], dim=1) for one in (query, key, value)]
+    added = bias.double().expand(3, -1, -1, -1)
+    added = added if given is None else added.masked_fill(~seen, -torch.inf)
+    expected = torch.nn.functional.scaled_dot_product_attention(*exact, attn_mask=added, scale=0.3).transpose(1, 2)
+    assert own.fits
+    assert torch.allclose(own().double(), expected, atol=0.02)
 
 
 @pytest.mark.usefixtures("threads")
