@@ -21,6 +21,7 @@ from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.target.hidden_states import Layers
 from hf_specdec.forward.target.node_outputs import NodeOutputs
+from hf_specdec.forward.target.prompt_logits import AskedRow
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.draw_noise import NoiseBelow
@@ -110,11 +111,20 @@ class SequenceState:
         wanted = drafter.num_top_logits if drafter.needs_logits else None
         return 0 if wanted is None and not self.finished and not self.sampler.needs_rows else wanted
 
+    @property
+    def asked_of_prompt(self) -> AskedRow:
+        """The end of the prompt after whose tokens the drafter asks for the likeliest next ones, and how many."""
+        drafter, count = self.drafter, self.drafter.num_top_logits
+        is_asked = drafter.num_prompt_logits and drafter.needs_logits and count
+        return (self.prompt[-1 - drafter.num_prompt_logits :], count) if is_asked and count else ((), 0)
+
     def begin(self, token: int, outputs: NodeOutputs) -> None:
         """Hand the prompt, the first `token` and what the prompt's forward computed to the drafter."""
         self.begun = True
         with self.draws:
             self.drafter.begin(self.prompt or [token])
+            if outputs.of_prompt is not None:
+                self.drafter.learn_prompt(*outputs.of_prompt)
         if self.prompt:
             self._tell(DraftTree.chain(self.prompt[-1]), outputs, [token])
 

@@ -18,6 +18,7 @@ from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.errors import RankError
 from hf_specdec.forward.target.node_outputs import NodeOutputs
+from hf_specdec.forward.target.prompt_logits import TopTokens
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
@@ -32,9 +33,9 @@ class SharedStepRunner(StepRunner):
     def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
         return self.rank_sync.trees(lambda: self._propose(batch, *how), batch.draft_runner)
 
-    def _prefill(self, batch: Batch) -> None:
+    def _prefill(self, batch: Batch) -> list[TopTokens | None]:
         with self.rank_sync.forward():
-            super()._prefill(batch)
+            return super()._prefill(batch)
 
     def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
         with self.rank_sync.forward():

@@ -20,6 +20,7 @@ from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.target.node_outputs import NodeOutputs
+from hf_specdec.forward.target.prompt_logits import TopTokens
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
 from hf_specdec.methods.common.tree_width import at_common_width
 
@@ -69,7 +70,7 @@ class StepRunner:
         start, self._compile_seconds = time.perf_counter(), batch.compile_seconds
         cached = batch.target.cache.spec
         has_cached = cached is not None and any(cached.lengths)
-        self._prefill(batch)
+        of_prompts = self._prefill(batch)
         read = time.perf_counter()
         logits = batch.read([sequence.tree for sequence in batch.sequences])
         for sequence in batch.sequences:
@@ -78,7 +79,8 @@ class StepRunner:
         if self.budget is not None and not has_cached:
             self.budget.has_read(sum(len(sequence.text) for sequence in batch.sequences), chosen - start)
         for place, sequence in enumerate(batch.sequences):
-            outputs = NodeOutputs(logits[place], batch.target.prompt_states(place))
+            of_prompt = of_prompts[place] if of_prompts else None
+            outputs = NodeOutputs(logits[place], batch.target.prompt_states(place), of_prompt)
             if batch.draft_runner is not None:
                 batch.draft_runner.read(place, outputs.hidden_states)
             if self.rank_sync.is_leader:
@@ -129,8 +131,9 @@ class StepRunner:
             self._unrecorded = None
             record()
 
-    def _prefill(self, batch: Batch) -> None:
-        batch.target.prefill()
+    def _prefill(self, batch: Batch) -> list[TopTokens | None]:
+        asked = [sequence.asked_of_prompt for sequence in batch.sequences]
+        return batch.target.prefill(asked if any(tokens for tokens, _ in asked) else ())
 
     def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
         return self._propose(batch, *how)

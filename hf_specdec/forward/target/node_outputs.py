@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from hf_specdec.common.transfer import to_device
+from hf_specdec.forward.target.prompt_logits import TopTokens
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 
@@ -18,10 +19,12 @@ class NodeOutputs:
         logits (`NodeLogits`): of a prompt, its last token's.
         hidden_states (`tuple[Tensor, ...]`): `(C, hidden_size)` for each of `ModelRunner.hidden_layers`; of a prompt,
             all tokens that its forward computed.
+        of_prompt (`tuple[Array, Array] | None`): of a prompt, the likeliest tokens after those before its last.
     """
 
     logits: NodeLogits
     hidden_states: tuple[torch.Tensor, ...] = ()
+    of_prompt: TopTokens | None = None
 
     def states_along(self, path: Sequence[int]) -> list[torch.Tensor]:
         """`(len(path), hidden_size)` of each layer: the states of these nodes; views where they are the first ones."""

@@ -1,5 +1,6 @@
 """The prompt's forward, over the beginning that a `PrefixCache` knows of it, and texts that go into one."""
 
+import contextlib
 import functools
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
@@ -13,6 +14,7 @@ from hf_specdec.cache.rollback import RollbackCache
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.next_forward import NextForward
+from hf_specdec.forward.target.prompt_logits import AskedRow, TopTokens, kept_states, top_of_prompts
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
@@ -54,17 +56,26 @@ class PromptForward(NextForward):
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache."""
 
-    def prefill(self) -> None:
-        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens."""
+    def prefill(self, asked: Sequence[AskedRow] = ()) -> list[TopTokens | None]:
+        """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens.
+
+        Args:
+            asked: the end of each row's prompt after whose tokens somebody wants to know the likeliest ones.
+
+        Returns:
+            What was asked for, where this forward has computed it.
+        """
         length = self.input_ids.shape[1]
         end = self._num_continued or self._num_shared or length
         self._half_done = True
+        states: list[torch.Tensor] = []
         if not self._num_continued:
             ids, kwargs = self.input_ids[:, :end], self.kwargs
             if end < length:
                 cut = {name: kwargs[name][..., :end] for name in OF_TOKENS if kwargs.get(name) is not None}
                 kwargs = {**kwargs, **cut}
-            with self._kernels.of_prompts:
+            keeping = kept_states(self.model, states) if asked and end == length else contextlib.nullcontext()
+            with self._kernels.of_prompts, keeping:
                 self.outputs = compat.prefill(self.model, ids, self.generation_config, kwargs)
         outputs = self.outputs or {compat.cache_name(self.kwargs): self.cache.model_cache}
         self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
@@ -78,6 +89,7 @@ class PromptForward(NextForward):
             self._read_on(end)
         if (positions := self.kwargs.get("position_ids")) is not None:  # a caller may count from elsewhere than 0
             self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
+        return top_of_prompts(self.model, states, self.outputs.logits[:, -1], asked)
 
     def _read_on(self, start: int) -> None:
         """Read the rest of the prompt in forwards that continue states."""

@@ -73,23 +73,21 @@ static int match_text(Search *search, const Arrays *arrays, int is_own) {
 /* Move the parent's matches that the node's token follows on by one. */
 static int move_matches(Search *search, const Arrays *arrays, int node, int is_own) {
     Node above = search->nodes.at[search->nodes.at[node].parent];
-    int32_t token = search->nodes.at[node].token;
-    int first = is_own ? 0 : above.num_own, last = is_own ? above.num_own : above.matches.count, kept = 0;
-    int32_t places[FEW], newest[NUM_PLACES];
+    int32_t token = search->nodes.at[node].token, newest[NUM_PLACES];
+    int first = is_own ? 0 : above.num_own, last = is_own ? above.num_own : above.matches.count;
+    int kept = 0, moved = search->matches.count;
     for (int number = above.matches.first + first; number < above.matches.first + last; number++) {
         Match match = search->matches.at[number];
         if (match.follower != token) continue;
         int size = match.size < MAX_MATCH ? match.size + 1 : MAX_MATCH;
-        if (kept < FEW) places[kept] = match.place + 1;
         kept++;
         if (add_match(search, arrays, node, match.text, match.place + 1, size) < 0) return -1;
     }
     if (!is_own || kept >= FEW) return 0;
     int count = ngrams_places(&arrays->texts[OWN_TEXT], &token, 1, search->end, NUM_PLACES, newest);
     for (int place = 0; place < count; place++) {
-        int known = 0;
-        for (int other = 0; other < kept; other++) known |= places[other] == newest[place];
-        if (!known && add_match(search, arrays, node, OWN_TEXT, newest[place], 1) < 0) return -1;
+        if (is_known(search, moved, OWN_TEXT, newest[place])) continue;
+        if (add_match(search, arrays, node, OWN_TEXT, newest[place], 1) < 0) return -1;
     }
     return 0;
 }
@@ -147,21 +145,29 @@ static int count_votes(Search *search, Range matches, int place, int *longest) {
     return *longest ? add_source(search, place, first, search->evidence.count - first) : 0;
 }
 
-static int add_entry(Search *search, const Table *table, int64_t entry, int place) {
+/* What an entry holds but for the token `left_out`, -1 for none. */
+static int add_entry(Search *search, const Table *table, int64_t entry, int place, int32_t left_out) {
     int first = search->evidence.count;
     for (int64_t kept = entry * NUM_KEPT; kept < (entry + 1) * NUM_KEPT && table->tokens[kept] >= 0; kept++)
-        if (add_evidence(search, table->tokens[kept], (double)table->evidence[kept]) < 0) return -1;
+        if (table->tokens[kept] != left_out &&
+            add_evidence(search, table->tokens[kept], (double)table->evidence[kept]) < 0) return -1;
     return add_source(search, place, first, search->evidence.count - first);
 }
 
-/* The keys of the node's last one, two and three tokens; how many there are. */
-static int keys_of(const Node *node, int64_t keys[MAX_KEY]) {
-    int64_t key = 0;
-    for (int size = 0; size < node->num_tail; size++) {
-        key |= key_part((int64_t)node->tail[size] + 1, size);
-        keys[size] = key;
-    }
-    return node->num_tail;
+/* The keys of the last one, two and three of `count` tokens, last one first; how many there are. */
+static int keys_of(const int32_t *tail, int count, int64_t keys[MAX_KEY]) {
+    int size = 0;
+    for (int64_t key = 0; size < MAX_KEY && size < count; size++) keys[size] = key |= key_part((int64_t)tail[size] + 1, size);
+    return size;
+}
+
+/* What the table holds under the longest known key of these tokens. */
+static int add_longest(Search *search, const Arrays *arrays, int table, const int32_t *tail, int count, int place,
+                       int32_t left_out) {
+    int64_t keys[MAX_KEY], entry = -1;
+    for (int size = search->tables[table] == NULL ? 0 : keys_of(tail, count, keys); size > 0 && entry < 0; size--)
+        entry = table_find(&arrays->tables[table], keys[size - 1]);
+    return entry < 0 ? 0 : add_entry(search, &arrays->tables[table], entry, place, left_out);
 }
 
 /* The text's commonest tokens and the evidence for each, looked up where first wanted; -1 with an exception. */
@@ -196,13 +202,13 @@ static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_
     Range own = {here.matches.first, here.num_own};
     Range pooled = {own.first + own.count, here.matches.count - own.count};
     int64_t keys[MAX_KEY];
-    int longest, ignored, level = 0, num_keys = keys_of(&here, keys);
+    int longest, ignored, level = 0, num_keys = keys_of(here.tail, here.num_tail, keys);
     if (count_votes(search, own, OWN, &longest) < 0 || count_votes(search, pooled, POOLED, &ignored) < 0) return -1;
     for (int size = 1; search->tables[RECYCLED_TABLE] != NULL && size <= num_keys; size++) {
         int64_t entry = table_find(&arrays->tables[RECYCLED_TABLE], keys[size - 1]);
         if (entry < 0) continue;
         level = size;
-        if (add_entry(search, &arrays->tables[RECYCLED_TABLE], entry, RECYCLED + MAX_KEY - size) < 0) return -1;
+        if (add_entry(search, &arrays->tables[RECYCLED_TABLE], entry, RECYCLED + MAX_KEY - size, -1) < 0) return -1;
     }
     if (level == 0) {
         int first = search->evidence.count;
@@ -212,12 +218,8 @@ static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_
         if (add_source(search, COMMON, first, search->common.count) < 0) return -1;
     }
     if (here.has_score && add_source(search, DRAFT, here.score.first, here.score.count) < 0) return -1;
-    for (int size = num_keys; uses_found && search->tables[FOUND_TABLE] != NULL && size > 0; size--) {
-        int64_t entry = table_find(&arrays->tables[FOUND_TABLE], keys[size - 1]);
-        if (entry < 0) continue;
-        if (add_entry(search, &arrays->tables[FOUND_TABLE], entry, FOUND) < 0) return -1;
-        break;
-    }
+    if (add_longest(search, arrays, RECYCLED_TABLE, here.tail + 1, here.num_tail - 1, SIBLINGS, here.tail[0]) < 0) return -1;
+    if (uses_found && add_longest(search, arrays, FOUND_TABLE, here.tail, here.num_tail, FOUND, -1) < 0) return -1;
     static const int match_kinds[] = {0, 1, 2, 3, 4, 4, 5};
     return (here.has_score * NUM_MATCH_KINDS + match_kinds[longest < 6 ? longest : 6]) * (MAX_KEY + 1) + level;
 }

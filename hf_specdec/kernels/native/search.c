@@ -113,7 +113,7 @@ static int child_made(Search *search, int parent, int32_t token) {
     node->first_child = -1;
     node->next_sibling = above->first_child;
     above->first_child = child;
-    node->num_tail = above->num_tail < MAX_KEY ? above->num_tail + 1 : MAX_KEY;
+    node->num_tail = above->num_tail < MAX_TAIL ? above->num_tail + 1 : MAX_TAIL;
     node->tail[0] = token;
     for (int size = 1; size < node->num_tail; size++) node->tail[size] = above->tail[size - 1];
     return child;

@@ -7,8 +7,8 @@
 
 enum { OWN_TEXT, YOUNG_TEXT, OLD_TEXT, NUM_TEXTS };
 enum { RECYCLED_TABLE, FOUND_TABLE, NUM_TABLES };
-enum { OWN, POOLED, RECYCLED, COMMON = RECYCLED + MAX_KEY, DRAFT, FOUND, NUM_SOURCES };
-enum { MAX_MATCH = 16, WIDTH = NUM_SOURCES + 1, NUM_BINS = 20 };
+enum { OWN, POOLED, RECYCLED, COMMON = RECYCLED + MAX_KEY, DRAFT, SIBLINGS, FOUND, NUM_SOURCES };
+enum { MAX_TAIL = MAX_KEY + 1, MAX_MATCH = 16, WIDTH = NUM_SOURCES + 1, NUM_BINS = 20 };
 #define MOST 0.93
 
 /* A list that grows; its entries are reached by number, as it moves when it grows. */
@@ -37,7 +37,7 @@ typedef struct {
     int32_t token;
     int parent, depth, first_child, next_sibling, place; /* place: among the nodes last found */
     int num_tail, has_matches, has_prediction, has_score;
-    int32_t tail[MAX_KEY]; /* last token first */
+    int32_t tail[MAX_TAIL]; /* last token first */
     double probability;
     Range matches; /* this text's, then the earlier ones' */
     int num_own;

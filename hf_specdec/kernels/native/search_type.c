@@ -207,10 +207,8 @@ static int add_root(Search *search) {
         node->token = *last;
         node->parent = node->first_child = node->next_sibling = -1;
         node->probability = 1.0;
-        while (node->num_tail < MAX_KEY && node->num_tail < search->end) {
+        for (; node->num_tail < MAX_TAIL && node->num_tail < search->end; node->num_tail++)
             node->tail[node->num_tail] = last[-node->num_tail];
-            node->num_tail++;
-        }
     } else if (!PyErr_Occurred()) {
         PyErr_SetString(PyExc_ValueError, "the text must have a token");
     }

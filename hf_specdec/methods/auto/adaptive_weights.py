@@ -12,7 +12,7 @@ from hf_specdec.methods.auto.recycled_logits import MAX_KEY
 
 MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
 NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
-WIDTH = MAX_KEY + 6  # of a kind's weights: the bias, then one for each source
+WIDTH = MAX_KEY + 7  # of a kind's weights: the bias, then one for each source
 NUM_BINS = 20  # of probability, each with a factor: accepted tokens over those expected
 PRIOR = 6.0  # accepted tokens as which being right from the start counts
 MAX_EXPECTED = 100.0  # where a bin has expected so many accepted tokens, its counts are halved: old ones fade
@@ -33,6 +33,7 @@ class Prior(NamedTuple):
         pooled: of what followed in earlier texts.
         recycled: of the logits under the longest to the shortest key, by the longest key that was found.
         common: of the text's commonest tokens; where a draft was asked.
+        siblings: of what was likely in the place of the last token, by the longest key.
         bias: by the longest key; where a draft was asked.
         draft: of the draft, by the longest key.
         drafted_share: of the weights of matches and logits, where a draft was asked.
@@ -43,6 +44,7 @@ class Prior(NamedTuple):
     pooled: float
     recycled: tuple[tuple[float, float, float], ...]
     common: tuple[float, float]
+    siblings: tuple[float, ...]
     bias: tuple[tuple[float, ...], tuple[float, ...]]
     draft: tuple[float, ...]
     drafted_share: float
@@ -57,8 +59,9 @@ class Prior(NamedTuple):
                     of_match = (self.matches if level else self.lone_matches)[match]
                     of_draft = self.draft[level] if is_drafted else 0.0
                     shared = [share * weight for weight in (of_match, self.pooled, *self.recycled[level])]
+                    siblings = share * self.siblings[level]
                     bias, common = self.bias[is_drafted][level], self.common[is_drafted]
-                    found.append((bias, *shared, common, of_draft, FOUND_WEIGHT))
+                    found.append((bias, *shared, common, of_draft, siblings, FOUND_WEIGHT))
         return found
 
 
@@ -69,6 +72,7 @@ GREEDY = Prior(
     pooled=0.27,
     recycled=((0.0, 0.0, 0.0), (0.0, 0.0, 0.5), (0.0, 0.45, 0.25), (0.5, 0.15, 0.1)),
     common=(0.5, 0.12),
+    siblings=(0.5, 0.25, 0.12, 0.06),
     bias=((-6.2, -3.7, -3.3, -3.1), (-6.5, -5.0, -3.4, -3.0)),
     draft=(1.6, 1.1, 0.95, 0.8),
     drafted_share=0.6,
@@ -79,6 +83,7 @@ SAMPLED = Prior(
     pooled=0.14,
     recycled=((0.0, 0.0, 0.0), (0.0, 0.0, 0.7), (0.0, 0.55, 0.35), (0.55, 0.2, 0.2)),
     common=(0.45, 0.0),
+    siblings=(0.5, 0.25, 0.12, 0.06),
     bias=((-6.6, -5.7, -5.5, -5.5), (-6.4, -6.1, -5.8, -4.9)),
     draft=(0.94, 0.81, 0.76, 0.66),
     drafted_share=0.3,

@@ -22,7 +22,7 @@ from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult
 from hf_specdec.methods.common.ngram.index import NgramIndex
-from hf_specdec.methods.common.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import Array, NodeLogits
 from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.common.translation import Translation
 
@@ -31,6 +31,7 @@ SMALLEST = 1e-3  # nodes below this probability are never worth a look
 READING = 0.02  # tokens a step to come that the reading of a text may lose; a head knows little more for what it read
 FIRST_LEVELS, MOST_LEVELS = 3, 16  # of draws whose noise is looked at; a row of a large vocabulary takes milliseconds
 LEAST_READ = 16  # tokens of a text that are read in any case
+PROMPT_TOKENS = 1_024  # of a prompt whose logits are kept
 RETRIED = 0.015  # tokens a step that asking the draft model where it does not pay may lose, to notice a change
 
 
@@ -69,6 +70,7 @@ class AutoDrafter(RoundDrafter):
         self.draft = draft_source_of(scorer, translation, logits_processor)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.num_top_logits = NUM_KEPT if is_sampled else NUM_LIKELIEST
+        self.num_prompt_logits = PROMPT_TOKENS if config.use_recycled else 0
         self.remembers = memory is not None
         self._request = DraftRequest(0)  # of the step under way
         self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
@@ -93,6 +95,13 @@ class AutoDrafter(RoundDrafter):
         self.index.extend(prompt_ids)
         if self.draft is not None:
             self.draft.begin(prompt_ids)
+
+    def learn_prompt(self, tokens: Array, log_probs: Array) -> None:
+        """Keep the target's logits of the prompt's last tokens."""
+        text, first = self.index.tokens, len(self.index) - 1 - len(tokens)
+        before = text[max(first - MAX_KEY + 1, 0) : first]
+        parents = list(range(-1, len(tokens) - 1))
+        self.memory.recycled.put_nodes(text[first:-1], parents, before, tokens, log_probs)
 
     def grow(self, request: DraftRequest) -> DraftRound:
         """Grow a tree of the likeliest nodes; the draft model is asked as often as that pays."""

@@ -17,10 +17,11 @@ from typing import NamedTuple
 from hf_specdec.common.observer import SourceVote
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.adaptive_weights import MOST, WIDTH, AdaptiveWeights, kind_of
-from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, TOKEN_BITS, Entry
-from hf_specdec.methods.auto.sources import COMMON, DRAFT, FOUND, OWN, POOLED, RECYCLED, Found, NoiseRow, Said, Sources
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, keys_of
+from hf_specdec.methods.auto.sources import COMMON, DRAFT, FOUND, OWN, POOLED, RECYCLED, SIBLINGS, Found, Said, Sources
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.node_logits import Array
 
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 16  # tokens in front of a place compared
@@ -73,7 +74,7 @@ class PythonSearch:
     """The search of one step. Arguments and methods are those of `Search`."""
 
     def __init__(
-        self, sources: Sources, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[NoiseRow]
+        self, sources: Sources, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[Array]
     ) -> None:
         self._sources, self._learned, self._index, self._noise = sources, sources.learned, index, noise
         self._takes_trees, self._max_depth, self._end = takes_trees, max_depth, len(index)
@@ -212,22 +213,22 @@ class PythonSearch:
     def _said_of(self, node: _Node, uses_found: bool) -> tuple[int, Said]:
         """Kind of the context that ends with `node`, and what each source that knows it says."""
         sources, (own, pooled) = self._sources, self._matches_of(node)
-        tail = (*self._index.tokens[-MAX_KEY:], *node.path)[-MAX_KEY:]
-        keys = [0]
-        for size, token in enumerate(reversed(tail)):
-            keys.append(keys[-1] | (token + 1) << size * TOKEN_BITS)
+        tail = (*self._index.tokens[-MAX_KEY - 1 :], *node.path)
+        keys, above = keys_of(tail[-MAX_KEY:]), keys_of(tail[-MAX_KEY - 1 : -1])
         votes = [(place, self._counted(node, found)) for place, found in ((OWN, own), (POOLED, pooled))]
         said, level = [(place, entry) for place, entry in votes if entry[0]], 0
-        for size, key in enumerate(keys[1:], 1):
+        for size, key in enumerate(keys, 1):
             if sources.recycled is not None and (entry := sources.recycled.get(key)) is not None:
                 said, level = [*said, (RECYCLED + MAX_KEY - size, entry)], size
         if not level:
             said.append((COMMON, self._common))
         if node.drafted is not None:
             said.append((DRAFT, node.drafted))
-        if uses_found and sources.found is not None:
-            entries = [sources.found.get(key) for key in reversed(keys[1:])]
-            said += [(FOUND, entry) for entry in entries if entry is not None][:1]
+        if sources.recycled is not None and (entry := sources.recycled.longest(above)) is not None:
+            others = [pair for pair in zip(*entry, strict=True) if pair[0] != node.token]
+            said.append((SIBLINGS, ([token for token, _ in others], [value for _, value in others])))
+        if uses_found and sources.found is not None and (entry := sources.found.longest(keys)) is not None:
+            said.append((FOUND, entry))
         return kind_of(max([size for *_, size in own], default=0), level, node.drafted is not None), said
 
     def _matches_of(self, node: _Node) -> tuple[list[Match], list[Match]]:
@@ -330,7 +331,7 @@ def learn_weights(learned: AdaptiveWeights, kind: int, said: Said, right: int, n
         learned.weights[place] += rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
 
 
-def _score_of(noise: NoiseRow, token: int) -> float:
+def _score_of(noise: Array, token: int) -> float:
     """Part of a token's score by the noise of its draw."""
     return -math.log(max(float(noise[token]), LEAST_NOISE)) if token < len(noise) else NEVER_DRAWN
 

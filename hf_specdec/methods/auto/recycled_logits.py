@@ -1,9 +1,9 @@
 """Recycled logits: what the target last thought likely after one, two and three tokens.
 
-Every verified node, kept or rejected, shows the target's best next tokens there. They are kept under the node's last
-tokens, and are predictions when the same tokens come again. Source: https://arxiv.org/abs/2408.08696 (Token Recycling),
-which keys by one token; longer keys know the context better. Averaging what was seen under one key drafted
-no better than the newest alone.
+Every verified node, kept or rejected, shows the target's best next tokens there, and so does every token of a prompt.
+They are kept under the node's last tokens, and are predictions when the same tokens come again. Source:
+https://arxiv.org/abs/2408.08696 (Token Recycling), which keys by one token; longer keys know the context better.
+Averaging what was seen under one key drafted no better than the newest alone.
 
 A table of fixed size in arrays: a key has four places that it can take, and takes the one not written to for the
 longest time. Safe to share between threads: a reader that meets a writer gets an entry of another key at worst.
@@ -47,6 +47,14 @@ def key_of(tokens: Sequence[int]) -> int:
     return key
 
 
+def keys_of(tail: Sequence[int]) -> list[int]:
+    """Keys of the last one, two, ... tokens of `tail`."""
+    keys = [0]
+    for size, token in enumerate(reversed(tail)):
+        keys.append(keys[-1] | (token + 1) << size * TOKEN_BITS)
+    return keys[1:]
+
+
 class RecycledLogits:
     """Entries by their last tokens, `MAX_KEY` of them and fewer.
 
@@ -81,6 +89,10 @@ class RecycledLogits:
                 is_token = self._tokens[place] >= 0
                 return self._tokens[place][is_token].tolist(), self._evidence[place][is_token].tolist()
         return None
+
+    def longest(self, keys: Sequence[int]) -> Entry | None:
+        """What the last of `keys` holds that is known."""
+        return next((entry for key in reversed(keys) if (entry := self.get(key)) is not None), None)
 
     def put(self, tokens: Sequence[int], entry: Entry) -> None:
         """Keep what the target thinks likely after `tokens`, at most `MAX_KEY` of them, and after their ends."""

@@ -1,8 +1,9 @@
 """Sources of one text's drafts, as a search reads them: earlier texts, recycled logits, what was learned of them.
 
 From long contexts to short ones: where the context stood before in this text and in earlier ones, and the target's
-recycled logits after the last three, two and one tokens; where there are none, the text's commonest tokens; what
-lookahead's window found; and what a draft model says, where it has been asked.
+recycled logits after the last three, two and one tokens; where there are none, the text's commonest tokens; what was
+likely in the place of the last token, since words that were left out often follow; what lookahead's window found; and
+what a draft model says, where it has been asked.
 """
 
 import math
@@ -24,12 +25,13 @@ NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
-COMMON, DRAFT, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
+COMMON, DRAFT, SIBLINGS, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 4)
 NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
     OWN: "text",
     POOLED: "earlier_texts",
     **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
     COMMON: "text",
+    SIBLINGS: "recycled_logits",
     FOUND: "window",
 }
 

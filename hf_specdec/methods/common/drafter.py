@@ -22,7 +22,7 @@ from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draw_noise import DrawNoise
-from hf_specdec.methods.common.node_logits import NodeLogits
+from hf_specdec.methods.common.node_logits import Array, NodeLogits
 
 TOKEN_COST = 0.045  # what a token more adds to a forward of one, where nothing is known: a CPU, fp32
 
@@ -92,6 +92,8 @@ class BaseDrafter(CandidateGenerator, ABC):
         needs_logits (`bool`): whether `learn_from` reads logits.
         num_top_logits (`int | None`): best next tokens of each node that `learn_from` reads of them, 0 for the best
             alone; they come with the one transfer that the verification makes. `None` where it reads the whole rows.
+        num_prompt_logits (`int`): tokens before a prompt's last one after which `learn_prompt` is to be told the
+            `num_top_logits` likeliest, at most.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         never_drafts (`bool`): whether it always proposes the root alone. Over static caches a CUDA device then begins
             the next forward before the host has read the token.
@@ -101,6 +103,7 @@ class BaseDrafter(CandidateGenerator, ABC):
 
     needs_logits: bool = False
     num_top_logits: int | None = None
+    num_prompt_logits: int = 0
     is_deterministic: bool = True
     never_drafts: bool = False
     max_extra_tokens: int = 0
@@ -122,6 +125,14 @@ class BaseDrafter(CandidateGenerator, ABC):
 
         Args:
             prompt_ids (`Sequence[int]`): token ids of the prompt, at least one.
+        """
+
+    def learn_prompt(self, tokens: Array, log_probs: Array) -> None:
+        """Learn what the target thought likely after the last `n` tokens of the prompt but one; called after `begin`.
+
+        Args:
+            tokens (`ndarray`): `(n, num_top_logits)`, the likeliest next tokens of the frequent ones and the prompt's.
+            log_probs (`ndarray`): their log probabilities among these.
         """
 
     @abstractmethod
