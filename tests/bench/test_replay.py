@@ -9,13 +9,15 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.drafter import Drafter, DraftResult
+from hf_specdec.methods.common.drafter import BaseDrafter, Drafter, DraftRequest, DraftResult
+from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.plain.drafter import PlainDrafter
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tools.bench.drafting import made_up_text, prompt_lookup_points
 from hf_specdec.tools.bench.replay import Record, read_records, replay
 from hf_specdec.tools.bench.replay_rows import replay_rows
+from hf_specdec.tools.bench.rivals import Racer, SuffixDecoding, SuffixTexts
 from hf_specdec.tools.bench.tables import tables
 from hf_specdec.tools.bench.transformers_lookup import TransformersPromptLookup
 
@@ -147,3 +149,29 @@ def test_draft_cost_times_both_at_every_length() -> None:
     assert [point["context_length"] for point in points] == [50, 100]
     assert all(point["microseconds"] > 0 and point["transformers_microseconds"] > 0 for point in points)
     assert made_up_text(500) == made_up_text(500)
+
+
+@pytest.mark.parametrize("rival", [SuffixDecoding, Racer])
+def test_rivals_draft_a_passage_that_comes_again(rival: type[BaseDrafter]) -> None:
+    passage = [*range(30)]
+    result = replay(rival, [Record([*passage, 40], [0, *passage[1:], 50])], budget=8)
+    assert result.num_steps <= 10  # of 30
+    assert result.nodes_per_step <= 8
+
+
+def test_suffix_decoding_knows_earlier_answers_and_not_their_prompts() -> None:
+    answer, answers = [*range(10, 30)], SuffixTexts()
+    both = [Record([1], answer), Record([2], [3, *answer])]
+    alone = replay(SuffixDecoding, both[1:]).num_steps
+    assert replay(lambda: SuffixDecoding(answers), both).num_steps == 19 + 2 < 19 + alone
+    assert not answers.places[1]
+
+
+def test_racer_fills_its_budget_with_the_last_logits() -> None:
+    racer = Racer()
+    racer.begin([5, 6])
+    rows = torch.full((1, 20), -9.0)
+    rows[0, [7, 8, 9]] = torch.tensor([3.0, 2.0, 1.0])
+    racer.learn_from(DraftResult(DraftTree.chain(6), [6], NodeLogits(rows)))
+    tree = racer.draft_for(DraftRequest(2))
+    assert (tree.tokens, tree.parents) == ((6, 7, 8), (-1, 0, 0))

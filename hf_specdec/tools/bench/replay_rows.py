@@ -3,8 +3,8 @@
 No model runs, so drafters that learn from logits show what they draft without them, and those with a draft model take
 no part. Answers are replayed in the order of the file, and a method keeps its memory from one to the next, as it does
 on a model. Where it put something there, a second row shows it with every answer alone. Without names the rows are
-transformers' rule, prompt lookup as a chain and as trees of 8 to 64 nodes, and every other method that drafts from
-text.
+transformers' rule, prompt lookup as a chain and as trees of 8 to 64 nodes, every other method that drafts from text,
+and rivals.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from hf_specdec.tools.bench.document import Save, add_table
 from hf_specdec.tools.bench.header import new_document
 from hf_specdec.tools.bench.naming import imported, is_import, is_method, split_config
 from hf_specdec.tools.bench.replay import Record, ReplayResult, replay
+from hf_specdec.tools.bench.rivals import Racer, SuffixDecoding, SuffixTexts
 from hf_specdec.tools.bench.transformers_lookup import TransformersPromptLookup
 from hf_specdec.tools.command_errors import within
 
@@ -99,7 +100,13 @@ def _default_jobs() -> list[Job]:
         _method_job("prompt_lookup, chain", "prompt_lookup", chain),
         *(_method_job(f"prompt_lookup, {BRANCHES} branches", "prompt_lookup", config) for config in trees),
         *(job for name in others for job in _jobs(name)),
+        *(Job("SuffixDecoding", budget, _suffix_decoding) for budget in BUDGETS),
+        *(Job("RACER", budget, lambda method_state: Racer()) for budget in BUDGETS),
     ]
+
+
+def _suffix_decoding(method_state: MethodState) -> BaseDrafter:
+    return SuffixDecoding(method_state.of("SuffixDecoding", SuffixTexts))
 
 
 def _named_jobs(name: str) -> list[Job]:
