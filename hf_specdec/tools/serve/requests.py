@@ -39,6 +39,11 @@ class RequestError(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
+    @classmethod
+    def of_field(cls, field: str, message: str, code: str = "invalid_value") -> "RequestError":
+        """Error for a field, which the message names."""
+        return cls(400, f"{field}: {message}", code, field)
+
     def renamed(self, names: Mapping[str, str]) -> "RequestError":
         """The same error, its field under another name where `names` has one."""
         field = next((name for name in names if f"{self.param}.".startswith(f"{name}.")), None)
@@ -116,8 +121,8 @@ class RequestReader:
             RequestError: several texts are asked for where all would be the same.
         """
         if request.n > 1 and not inputs.get("do_sample", self.model.generation_config.do_sample):
-            message = f"n: must be 1 where nothing is drawn, but is {request.n}; set a temperature above 0"
-            raise RequestError(400, message, "invalid_value", "n")
+            message = f"must be 1 where nothing is drawn, but is {request.n}; set a temperature above 0"
+            raise RequestError.of_field("n", message)
         if request.seed is None:
             return [inputs] * request.n
         return [{**inputs, "seed": request.seed + index} for index in range(request.n)]
@@ -152,7 +157,7 @@ class RequestReader:
             message = " ".join(str(error).split())
             if isinstance(error, ConfigError) and error.field == "lark":
                 message = f"{error.rule}. {error.remedy}"
-            raise RequestError(400, f"{field}: {message}", "invalid_value", field) from error
+            raise RequestError.of_field(field, message) from error
         return found
 
     def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +197,7 @@ class RequestReader:
     def _check_tokens(self, field: str, ids: Iterable[int], code: str) -> None:
         vocab_size = compat.text_config(self.model.config).vocab_size
         if not all(0 <= token < vocab_size for token in ids):
-            raise RequestError(400, f"{field}: token ids must be 0 to {vocab_size - 1}", code, field)
+            raise RequestError.of_field(field, f"token ids must be 0 to {vocab_size - 1}", code)
 
     def _encode(self, request: GenerationRequest) -> list[int]:
         if isinstance(request, ChatRequest):
@@ -210,20 +215,20 @@ class RequestReader:
 
     def _template_options(self, request: ChatRequest) -> dict[str, Any]:
         """Options of the chat template."""
+        options, tools = request.chat_template_kwargs, request.offered_tools
         known = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        if (taken := sorted(request.chat_template_kwargs.keys() & known.keys())) or not request.offered_tools:
-            if taken:
-                message = f"chat_template_kwargs: must be variables of the template, but holds {taken[0]!r}"
-                raise RequestError(400, message, "invalid_value", "chat_template_kwargs")
-            return request.chat_template_kwargs
-        if "tools" not in self.tokenizer.get_chat_template(tools=request.offered_tools):
-            message = "tools: the model's chat template takes none"
-            raise RequestError(400, message, "tools_not_supported", "tools")
+        if taken := sorted(options.keys() & known.keys()):
+            message = f"must be variables of the template, but holds {taken[0]!r}"
+            raise RequestError.of_field("chat_template_kwargs", message)
+        if not tools:
+            return options
+        if "tools" not in self.tokenizer.get_chat_template(tools=tools):
+            raise RequestError.of_field("tools", "the model's chat template takes none", "tools_not_supported")
         if not self.chat_format.calls:
-            message = "tools: the chat template does not show how the model writes calls; --tool-parser of hf-specdec "
-            message += f"serve names one of {', '.join(FORMATS)}, or a response template"
-            raise RequestError(400, message, "tools_not_supported", "tools")
-        return {"tools": request.offered_tools, **request.chat_template_kwargs}
+            message = "the chat template does not show how the model writes calls; --tool-parser of hf-specdec serve "
+            message += f"names one of {', '.join(FORMATS)}, or a response template"
+            raise RequestError.of_field("tools", message, "tools_not_supported")
+        return {"tools": tools, **options}
 
     def chat_parser(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> ChatParser:
         """A parser of one answer's reasoning and tool calls."""
@@ -241,8 +246,8 @@ class RequestReader:
             (wanted, self.limits.max_tokens, limit_field, "--max-tokens"),
         ):
             if most is not None and (found or 0) > most:
-                message = f"{name}: must be at most {counted(most, 'token')} on this server ({option}), but is {found}"
-                raise RequestError(400, message, "invalid_value", name)
+                message = f"must be at most {counted(most, 'token')} on this server ({option}), but is {found}"
+                raise RequestError.of_field(name, message)
         room = None if positions is None else positions - length
         if room is not None and (room < 1 or (wanted is not None and wanted > room)):
             asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
