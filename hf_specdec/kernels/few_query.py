@@ -143,11 +143,11 @@ class _Attention:
             )
             return attended
 
-        if attention_mask is not None and is_key_order(attention_mask):
-            return attended_in_order(query, key, value, attention_mask, scaling, dropout=dropout, **kwargs), None
         bias = kwargs.get("position_bias") if query.dtype in cpu.HALVES else None
         foreign = FOREIGN if bias is None else FOREIGN[1:]
         is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
+        if is_known and attention_mask is not None and is_key_order(attention_mask):
+            return attended_in_order(query, key, value, attention_mask, scaling, dropout=dropout, **kwargs), None
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in foreign) or kwargs.get("output_attentions")
         )

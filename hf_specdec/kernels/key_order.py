@@ -54,7 +54,7 @@ def attended_in_order(
     """
     from hf_specdec.kernels import text_order
 
-    others = [name for name in ("dropout", *FOREIGN) if kwargs.get(name)]
+    others = [name for name in FOREIGN if kwargs.get(name) is not None] + ["dropout"] * bool(kwargs.get("dropout"))
     shape = (query.shape[0], 1, query.shape[2], key.shape[2] + text_order.NOTES)
     if others or order.shape != shape or query.shape[1] % key.shape[1]:
         what = others[0] if others else "masks of its own"
