@@ -185,8 +185,8 @@ MUTANTS = (
     Mutant(
         "all rows write where the longest ends",
         LAYER,
-        "if len(self.lengths) == 1 or min(self.lengths) == self.length:",
-        "if self.lengths:",
+        "if packed is None and (batch == 1 or min(self.lengths) == self.length):",
+        "if packed is None:",
     ),
     Mutant(
         "the values of other rows are kept",

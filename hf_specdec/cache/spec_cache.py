@@ -11,6 +11,7 @@ from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.compat import (
     Cache,
@@ -180,6 +181,10 @@ class SpecCache(Cache):
         self._columns = columns
         for layer in self.states:
             layer.record(columns)
+
+    def pack(self, packed: PackedRows | None) -> None:
+        """Get the next forwards' rows packed, or no longer."""
+        self._write_index.packed = packed
 
     def sync(self) -> None:
         """Take over whatever the forwards since the last commit have written."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from hf_specdec.cache.blocks import Blocks
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.compat import VALUES_KEEP_DTYPE, CacheLayerMixin
 
@@ -13,18 +14,27 @@ MIN_CAPACITY = 64
 
 
 class WriteIndex:
-    """Write positions of rows of different lengths; computed once a forward for all layers."""
+    """Write positions of rows of different lengths; computed once a forward for all layers.
+
+    Attributes:
+        packed (`PackedRows | None`): of the next forward, where its rows come packed.
+    """
 
     def __init__(self) -> None:
-        self._key: tuple[tuple[int, ...], int, torch.device] | None = None
+        self.packed: PackedRows | None = None
+        self._key: tuple[tuple[int, ...], int, torch.device, PackedRows | None] | None = None
         self._found = (torch.empty(0), torch.empty(0))
 
     def __call__(self, lengths: tuple[int, ...], new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row numbers `(batch, 1)` and column numbers `(batch, new)`."""
-        if self._key != (lengths, new, device):
-            rows = torch.arange(len(lengths), device=device)[:, None]
-            columns = upload(torch.tensor(lengths, device=HOST), device)[:, None] + torch.arange(new, device=device)
-            self._key, self._found = (lengths, new, device), (rows, columns)
+        """Row numbers `(batch, 1)` and column numbers `(batch, new)`; `(1, N)` each where rows are packed."""
+        if self._key != (key := (lengths, new, device, self.packed)):
+            starts = upload(torch.tensor(lengths, device=HOST), device)
+            if (packed := self.packed) is not None:
+                rows, columns = packed.rows[None], (starts[packed.rows] + packed.columns)[None]
+            else:
+                rows = torch.arange(len(lengths), device=device)[:, None]
+                columns = starts[:, None] + torch.arange(new, device=device)
+            self._key, self._found = key, (rows, columns)
         return self._found
 
 
@@ -105,17 +115,21 @@ class SpecLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write T columns after each row and return views up to the longest row's end."""
+        """Write T columns after each row and return views up to the longest row's end.
+
+        Packed rows are `(1, heads, N, head_dim)`; each is as much longer as the widest, what follows its own unwritten.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         elif (key_states.dtype, value_states.dtype) != (self.keys.dtype, self.values.dtype):
             self._widen(key_states, value_states)
-        batch, new = len(self.lengths), key_states.shape[-2]
+        packed = self.write_index.packed
+        batch, new = len(self.lengths), key_states.shape[-2] if packed is None else packed.width
         start = self.length - self.offset
         end = start + new
         if end > self.keys.shape[-2]:
             self._grow(end)
-        if len(self.lengths) == 1 or min(self.lengths) == self.length:
+        if packed is None and (batch == 1 or min(self.lengths) == self.length):
             self.keys[:batch, :, start:end] = key_states
             self.values[:batch, :, start:end] = value_states
         else:

@@ -55,6 +55,11 @@ def can_set_attention(model: PreTrainedModel) -> bool:
     return bool(cls._can_set_attn_implementation() and by_interface)
 
 
+def asks_for_attention(model: PreTrainedModel) -> bool:
+    """True if the model's attention asks transformers' interface for its function, any part of it."""
+    return bool(model._supports_attention_backend)
+
+
 def eager_attention_of(module: torch.nn.Module) -> Callable[..., Any] | None:
     """The plain attention function of the file that defines the module, or `None` where it has none of that name."""
     forward: Any = inspect.unwrap(type(module).forward)

@@ -287,7 +287,9 @@ def _worthwhile(batch: Batch, trees: Sequence[DraftTree], budget: Budget | None)
     for place, tree in zip(others, kept, strict=True):
         found[place] = tree
     if budget is not None:
-        for place, tree in zip(weighed, budget.cut([trees[p] for p in weighed], batch.num_live, kept), strict=True):
+        packs = batch.target.takes_packed_rows
+        cut = budget.cut([trees[p] for p in weighed], batch.num_live, kept, packs=packs)
+        for place, tree in zip(weighed, cut, strict=True):
             found[place] = tree
     return found
 

@@ -3,6 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared
 
@@ -17,6 +18,7 @@ class CoreAttention:
         query: `(B, Hq, M, D)`; key, value: `(B, Hkv, K, D)` and `(B, Hkv, K, Dv)`; rows without gaps.
         mask: `(B or 1, 1, M, K)`, of booleans or additive; `None` hides nothing.
         scaling: of the scores; `None` for `D ** -0.5`.
+        packed: where the queries, `(1, Hq, N, D)`, are those of packed rows.
         is_causal: whether without a mask a query sees no key after its own.
         bias: `(B or 1, Hq, M, K)`, added to the scores; `None` for none.
 
@@ -35,15 +37,17 @@ class CoreAttention:
         *,
         is_causal: bool = True,
         bias: torch.Tensor | None = None,
+        packed: PackedRows | None = None,
     ) -> None:
+        self._packed = packed
         hides_future = mask is None and is_causal and query.shape[2] > 1
         self.shape = query.shape[1:3]  # as the result has it
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         self.value_dim = value.shape[-1]
         if query.dtype in cpu.HALVES:
             query, key, value = _padded(query, LANES), _padded(key, LANES), _padded(value, WIDTH)
-        fits = not hides_future and _fits(query, key, value, mask)
-        fits = fits and (bias is None or bias.shape[1:] == (*self.shape, key.shape[2]))
+        fits = not hides_future and _fits(query, key, value, mask, packed)
+        fits = fits and (bias is None or (packed is None and bias.shape[1:] == (*self.shape, key.shape[2])))
         if fits and bias is not None:
             query, key, value, mask = _by_head(query, key, value, mask, bias)
         self.query, self.key, self.value, self.mask = query, key, value, mask
@@ -59,20 +63,22 @@ class CoreAttention:
         num_queries, num_keys = self.query.shape[2], self.key.shape[2]
         buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
         heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
-        return cpu.trial("attention", self.mask is None, *buckets, *heads, self._threads)
+        return cpu.trial("attention", self.mask is None, self._packed is None, *buckets, *heads, self._threads)
 
     def __call__(self) -> torch.Tensor:
-        """The attention, `(B, M, Hq, Dv)`."""
-        query, key, value = self.query, self.key, self.value
+        """The attention, `(B, M, Hq, Dv)`; `(1, N, Hq, Dv)` of packed rows."""
+        query, key, value, packed = self.query, self.key, self.value, self._packed
         batch, num_heads, num_queries, dim = query.shape
         num_kv_heads, num_keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
         out = query.new_empty(batch, num_queries, num_heads, value_dim)
-        mask, row, line = 0, 0, 0
+        mask, row, line, bounds = 0, 0, 0, 0
+        if packed is not None:
+            batch, num_queries, bounds = len(packed.counts), packed.width, packed.bounds.data_ptr()
         if (given := self.mask) is not None:
             numbers = prepared(given, ("core",), lambda: additive(given, torch.float32, -torch.inf).contiguous())
             mask, row, line = numbers.data_ptr(), numbers.stride(0) * (len(numbers) > 1), numbers.stride(2)
         cpu.core.attention(
-            (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, out.data_ptr()),
+            (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, out.data_ptr(), bounds),
             (batch, num_kv_heads, num_heads // num_kv_heads, num_queries, num_keys, dim, value_dim),
             (*query.stride()[:3], *key.stride()[:2], *value.stride()[:2], row, line),
             self.scaling,
@@ -80,7 +86,7 @@ class CoreAttention:
             self._threads,
             0 if self._threads == 1 else cpu.team(),
         )
-        if (num_heads, num_queries) != self.shape:
+        if query.shape[1:3] != self.shape:
             out = out.view(-1, *self.shape, value_dim).transpose(1, 2)
         return out if value_dim == self.value_dim else out[..., : self.value_dim]
 
@@ -103,11 +109,15 @@ def _by_head(
     return query.reshape(rows, 1, queries, dim), keys, values, bias
 
 
-def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def _fits(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, packed: PackedRows | None
+) -> bool:
     """Returns whether the core can read all of them."""
     if not (query.dim() == key.dim() == value.dim() == 4) or not query.numel() or not key.numel():
         return False
     batch, num_heads, num_queries, dim = query.shape
+    if packed is not None:
+        batch, num_queries = len(packed.counts), packed.width
     num_keys, value_dim = key.shape[2], value.shape[3]
     return (
         all(type(tensor) is torch.Tensor and tensor.device.type == "cpu" for tensor in (query, key, value))

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.kernels.few_query import FewQueryAttention, watch
 from hf_specdec.kernels.few_token import FewTokenLayers
 
@@ -38,6 +39,15 @@ class CpuKernels:
     def of_prompts(self) -> contextlib.AbstractContextManager[None]:
         """The block for forwards of prompts, which leaves halves to torch that would have to be timed first."""
         return self._layers if self._layers.reads_prompts else contextlib.nullcontext()
+
+    @property
+    def takes_packed_rows(self) -> bool:
+        """Returns whether the attention takes packed rows."""
+        return self._attention.takes_packed_rows
+
+    def packing(self, packed: PackedRows | None) -> contextlib.AbstractContextManager[None]:
+        """A block whose rows are packed, if they are."""
+        return contextlib.nullcontext() if packed is None else self._attention.packing(packed)
 
     @property
     def rounds_alike(self) -> bool:

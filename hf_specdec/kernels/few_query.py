@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, is_traced_for_us
 from hf_specdec.compat.attention import attention_function_of, register_attention, sdpa_attention_forward
@@ -43,10 +44,11 @@ class Attended:
 
 
 class _Here(threading.local):
-    """Depth of blocks in this thread, whether the core may compute in them, and what counts them."""
+    """Depth of blocks in this thread, whether the core may compute in them, their packed rows, and what counts them."""
 
     depth = 0
     has_core = False
+    packed: PackedRows | None = None
     counting: Attended | None = None
 
 
@@ -105,6 +107,20 @@ class FewQueryAttention:
         if self.is_used:
             _here.depth -= 1
 
+    @property
+    def takes_packed_rows(self) -> bool:
+        """Returns whether queries of packed rows find the keys of their own rows."""
+        return self.is_used and self._is_on_host and isinstance(attention_function_of(NAME), _Attention)
+
+    @contextlib.contextmanager
+    def packing(self, packed: PackedRows) -> Iterator[None]:
+        """A block whose queries are `(1, heads, N, head_dim)`, of packed rows, and whose keys are those of all rows."""
+        outer, _here.packed = _here.packed, packed
+        try:
+            yield
+        finally:
+            _here.packed = outer
+
 
 class _Attention:
     """transformers' attention function, and inside a block the faster ones.
@@ -128,6 +144,12 @@ class _Attention:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         def torchs() -> tuple[torch.Tensor, torch.Tensor | None]:
+            if packed is None:
+                return padded(query)
+            attended, weights = padded(packed.pad(query.transpose(1, 2)).transpose(1, 2))  # (B, heads, W, head_dim)
+            return packed.pack(attended), weights
+
+        def padded(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             if is_known and attention_mask is not None and can_fold(module, query, key, value, attention_mask):
                 return folded(query, key, value, attention_mask, scaling), None
             attended: tuple[torch.Tensor, torch.Tensor | None] = self.original(
@@ -145,6 +167,7 @@ class _Attention:
 
         bias = kwargs.get("position_bias") if query.dtype in cpu.HALVES else None
         foreign = FOREIGN if bias is None else FOREIGN[1:]
+        packed = None if torch.compiler.is_compiling() else _here.packed
         is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
         if is_known and attention_mask is not None and is_key_order(attention_mask):
             return attended_in_order(query, key, value, attention_mask, scaling, dropout=dropout, **kwargs), None
@@ -156,7 +179,7 @@ class _Attention:
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         own = None
         if is_known:
-            own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal, bias=bias)
+            own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal, bias=bias, packed=packed)
         if (counting := _here.counting) is not None:
             if own is not None and own.fits:
                 counting.by_core += 1

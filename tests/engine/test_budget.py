@@ -1,5 +1,6 @@
 """The budget: as many nodes as bring more tokens than their time, by known curves and times."""
 
+import itertools
 import math
 
 import pytest
@@ -8,13 +9,16 @@ import torch
 from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.engine.cost.budget import (
     BATCH_MARGIN,
+    FADE,
     FIRST_CREDIT,
+    FIRST_STEPS,
     LEAST_CREDIT,
     LIKELY_TOKENS,
     LONGEST_PAUSE,
     RETRY,
     RETRY_SIZE,
     SHORTEST_PAUSE,
+    TILE,
     Budget,
 )
 from hf_specdec.engine.cost.cost_model import ORDER, SIZES, StepCosts
@@ -116,6 +120,26 @@ def test_rows_are_weighed_together_as_brute_force_would(seed: int) -> None:
     ]
     best = 1 + max(range(len(values)), key=values.__getitem__)
     assert [len(tree) for tree in budget.cut([chain(*row) for row in rows], 4)] == [min(best, 1 + len(r)) for r in rows]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_packed_rows_get_the_likeliest_nodes_of_all_as_brute_force_would(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    budget = budget_of(0.02 + 0.02 * seed, rows=4)
+    rows = [sorted(torch.rand(4 + 3 * row, generator=generator).tolist(), reverse=True) for row in range(4)]
+    chances, curve = sorted(itertools.chain(*rows), reverse=True), budget.costs.curve(4)
+    values = [
+        sum(chances[:count]) - 4 * BATCH_MARGIN * budget.rate * (curve.ratio(math.ceil((4 + count) / TILE)) - 1.0)
+        for count in range(len(chances) + 1)
+    ]
+    best = max(range(len(values)), key=values.__getitem__)
+    least = chances[best - 1] if best else math.inf
+    cut = budget.cut([chain(*row) for row in rows], 4, packs=True)
+    assert [len(tree) for tree in cut] == [1 + sum(chance >= least for chance in row) for row in rows]
+    budget.record(cut, 4, num_tokens=4, seconds=ONE, draft_seconds=0.0)
+    assert budget.rate == pytest.approx(
+        max(1.0, (FIRST_STEPS * FADE + 1) / (FIRST_STEPS * FADE + curve.ratio(math.ceil(sum(map(len, cut)) / TILE))))
+    )
 
 
 def test_rows_that_have_ended_are_no_reason_not_to_draft() -> None:

@@ -101,18 +101,21 @@ def test_tokens_that_the_cache_lacks_count_on_before_the_root(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("packs", [True, False])
 def test_rows_of_different_lengths_count_each_from_its_own_end(
-    llama: object, seen: list[dict[str, torch.Tensor]]
+    llama: object, seen: list[dict[str, torch.Tensor]], packs: bool
 ) -> None:
     target, texts = runner(llama, slice(0, 2))
+    target.__dict__["takes_packed_rows"] = packs
     target.forward([DraftTree.chain(11, [12, 13])] * 2)
     target.commit([[0, 1, 2], [0]])
     for token in (12, 13, 14):
         texts[0].append(token)
     texts[1].append(15)
     target.forward([DraftTree.chain(14), DraftTree.chain(15, [16])])
-    assert seen[-1]["input_ids"].tolist() == [[14, 14], [15, 16]], "the shorter tree is padded with its last token"
-    assert seen[-1]["position_ids"].tolist() == [[5, 5], [5, 6]]
+    ids, positions = ([[14, 15, 16]], [[5, 5, 6]]) if packs else ([[14, 14], [15, 16]], [[5, 5], [5, 6]])
+    assert seen[-1]["input_ids"].tolist() == ids, "the shorter tree is padded with its last token, or packed"
+    assert seen[-1]["position_ids"].tolist() == positions
     mask = seen[-1]["attention_mask"]  # (2, 1, 2, 9)
     visible = (mask if mask.dtype == torch.bool else mask >= 0)[:, 0].int()
     assert visible[0, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 0]

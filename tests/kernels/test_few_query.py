@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface
 
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.kernels import core_attention, cpu
 from hf_specdec.kernels.few_query import FewQueryAttention
 from tests.kernels.layer_cases import decided, has_core, writes_plains_text
@@ -177,7 +178,7 @@ def test_fp32_alone_is_timed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 
 def test_the_core_refuses_what_it_cannot_attend_to() -> None:
     numbers = torch.zeros(4096)
-    addresses = (numbers.data_ptr(),) * 5
+    addresses = (numbers.data_ptr(),) * 6
     for dim, value_dim, kind, threads, team in (
         (12, 16, 0, 1, 0),
         (16, 8, 0, 1, 0),
@@ -194,3 +195,31 @@ def test_the_core_refuses_what_it_cannot_attend_to() -> None:
 def test_every_method_writes_plains_text_with_the_cores_attention(method: str, calls: list[tuple[int, ...]]) -> None:
     writes_plains_text(method)
     assert calls
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("counts", [(1, 5, 2), (9, 1, 1, 1), (0, 3, 0)], ids=str)
+def test_queries_of_packed_rows_are_attended_as_those_of_padded_ones(
+    counts: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """By the core to the last bit, which leaves out the keys after each row's own; by torch as it rounds them."""
+    packed = PackedRows(counts, lengths := [7, 100, 40, 33][: len(counts)])
+    num_keys = max(lengths) + packed.width
+    padded = case(packed.width, num_keys, batch=len(counts), dtype=dtype)
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        padded["attention_mask"][row, ..., length + count :] = False
+    given = {**padded, "query": packed.pack(padded["query"].transpose(1, 2)).transpose(1, 2)}
+    attention = FewQueryAttention()
+    function = AttentionInterface()["sdpa"]
+    with torch.no_grad(), attention:
+        whole = function(layer_of("qwen2"), **padded)[0]
+        with attention.packing(packed):
+            found = function(layer_of("qwen2"), **given)[0]  # (1, N, Hq, Dv)
+            given["key"] = given["key"].transpose(2, 3).contiguous().transpose(2, 3)  # which the core does not read
+            by_torch = function(layer_of("qwen2"), **given)[0]
+    expected = packed.pack(whole)
+    if dtype != torch.float32:  # which is torch's in some calls
+        assert torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+    torch.testing.assert_close(by_torch, expected, atol=4 * ROUNDING[dtype], rtol=4 * ROUNDING[dtype])
+    assert torch.equal(packed.pack(packed.pad(found)), found)

@@ -6,12 +6,14 @@ probabilities say what to expect, a `CostCurve` what a forward takes. Kernels co
 one row costs as much as whole tiles: they are filled, and what fills them costs nothing. Rows of a batch share a
 forward, so they are weighed together; those whose texts have ended and that cannot leave it cost as much, and bring
 nothing. Where nothing gains its time, steps verify one token, as plain decoding does; where drafting itself does not
-gain its time, drafters are paused, and tried again ever more rarely. A draft network's time is not part of that:
-drafters weigh each of its forwards by themselves.
+gain its time, drafters are paused, and tried again ever more rarely. Where rows are packed, each gets the nodes that
+are likelier than any other row's left ones, and a forward costs what their mean number does. A draft network's time is
+not part of that: drafters weigh each of its forwards by themselves.
 
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
 """
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 
@@ -57,6 +59,7 @@ class Budget:
         self._expected = 0.0  # the same of this step, without the time of drafting
         self._credit, self._paused, self._next_pause = FIRST_CREDIT, 0, SHORTEST_PAUSE
         self._num_proposed = 0  # drafted tokens before the cut, all rows
+        self._packs = False  # whether this step's rows are packed
         self._network: Hashable | None = None  # that may draft in this step
         self._seconds_of_reading: float | None = None  # by the target, a token of a prompt
         self._explored: set[int] = set()  # unknown sizes that were tried
@@ -107,31 +110,40 @@ class Budget:
             num_steps=min(tokens_left, LIKELY_TOKENS) / self.rate,
         )
 
-    def cut(self, trees: Sequence[DraftTree], num_live: int, others: Sequence[DraftTree] = ()) -> list[DraftTree]:
+    def cut(
+        self, trees: Sequence[DraftTree], num_live: int, others: Sequence[DraftTree] = (), *, packs: bool = False
+    ) -> list[DraftTree]:
         """The trees without what does not gain its time, each row's first branch in front.
 
         Args:
             num_live: rows whose texts go on, those of `others` among them.
             others: trees of the rows that other methods draft for; they stay, and the forward is as wide as they are.
+            packs: whether rows are packed, so that none is as wide as another.
         """
         self._num_proposed = sum(tree.num_draft_tokens for tree in (*trees, *others))
+        num_rows = len(trees) + len(others)
+        self._packs = packs and num_rows > 1
         if self._paused:
             return list(trees)
-        curve = self.costs.curve(len(trees) + len(others))
-        least = max((tree.num_columns for tree in others), default=1)
-        num_rows = len(trees) + len(others)
-        size, self._expected = self._best_size(trees, num_live, curve, num_rows, least)
+        curve = self.costs.curve(num_rows)
+        if self._packs:
+            sizes, width = self._best_sizes(trees, num_live, curve, others)
+        else:
+            least = max((tree.num_columns for tree in others), default=1)
+            width, self._expected = self._best_size(trees, num_live, curve, num_rows, least)
+            sizes = [width] * len(trees)
         if self._exploring:
             self._explored.add(self._exploring)
             self._explored_at = self._num_steps
-            self._instead, size = curve.ratio(size), self._exploring
-        elif size == 1:
+            self._instead, sizes = curve.ratio(width), [self._exploring] * len(trees)
+        elif max(sizes) == 1:
             self._num_plain += 1
             if self._num_plain % RETRY == 0:
-                size = RETRY_SIZE
+                sizes = [RETRY_SIZE] * len(trees)
         else:
             self._num_plain = 0
-        return [tree.truncated(max_nodes=size - 1).first_branch_first() for tree in trees]
+        cut = zip(trees, sizes, strict=True)
+        return [tree.truncated(max_nodes=size - 1).first_branch_first() for tree, size in cut]
 
     def record(
         self,
@@ -153,7 +165,9 @@ class Budget:
             forwards: of the draft network, whose time is a part of `draft_seconds`.
         """
         forwards = forwards or DraftForwards()
-        widest = self._width_of(max(tree.num_columns for tree in trees), len(trees))
+        widest: float = self._width_of(max(tree.num_columns for tree in trees), len(trees))
+        if self._packs:
+            widest = _packed_width(sum(tree.num_columns for tree in trees), len(trees))
         curve = self.costs.curve(len(trees))
         self._num_steps += 1
         if self.costs.is_fixed:
@@ -214,6 +228,23 @@ class Budget:
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
+    def _best_sizes(
+        self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, others: Sequence[DraftTree]
+    ) -> tuple[list[int], float]:
+        """The number of columns of each packed row with the greatest value together, and the width of the forward."""
+        num_rows, time_value = len(trees) + len(others), BATCH_MARGIN * self.rate * num_live
+        chances = [list(tree.probabilities or ())[1 : self.max_nodes + 1] for tree in trees]
+        columns = sum(tree.num_columns for tree in others) + sum(tree.num_columns - len(tree) + 1 for tree in trees)
+        width = alone = _packed_width(columns, num_rows)
+        least, value, self._expected = math.inf, 0.0, 0.0
+        for count, chance in enumerate(sorted(itertools.chain(*chances), reverse=True), columns + 1):
+            value += chance
+            of_count = _packed_width(count, num_rows)
+            gain = value - time_value * (curve.ratio(of_count) - curve.ratio(alone))
+            if gain > self._expected:
+                least, width, self._expected = chance, of_count, gain
+        return [1 + sum(chance >= least for chance in own) for own in chances], width
+
     def _best_size(
         self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, num_rows: int, least: int
     ) -> tuple[int, float]:
@@ -246,3 +277,8 @@ class Budget:
             if gain > best_value:
                 best, best_value = size, gain
         return best, best_value
+
+
+def _packed_width(num_columns: int, num_rows: int) -> float:
+    """Columns a row that a forward of packed rows takes the time of: it is computed by whole tiles."""
+    return -(-num_columns // TILE) / -(-num_rows // TILE)

@@ -127,7 +127,7 @@ class CostCurve:
         curve.counts = [int(self.is_known)] * len(SIZES)
         return curve
 
-    def observe(self, num_columns: int, seconds: float) -> None:
+    def observe(self, num_columns: float, seconds: float) -> None:
         """Correct the curve by a step that was taken, the ratios of other sizes too as far as they depend on it."""
         if self.is_fixed:
             return

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, Sender, to_device
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
@@ -117,7 +118,11 @@ class StepInputs:
         return own
 
     def of(
-        self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], ids: torch.Tensor | None = None
+        self,
+        layouts: Sequence[TreeLayout],
+        num_cached: Sequence[int],
+        ids: torch.Tensor | None = None,
+        packed: PackedRows | None = None,
     ) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
 
@@ -125,10 +130,12 @@ class StepInputs:
             layouts: what each row has written since its last commit, and what it writes now; all equally wide.
             num_cached: how many tokens of each row's text are in the cache.
             ids: `(batch, new columns)` where those of `layouts` are not known yet; of models that are not asked.
+            packed: the rows without their padding, as ids and positions are to be; where `takes_packed_rows`.
         """
         first, total = layouts[0].first_new, len(layouts[0])
         ahead = [count - self.start for count in num_cached]
-        in_sequence = not self.is_fixed and min(num_cached) == max(num_cached) and all(row.is_chain for row in layouts)
+        is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
+        in_sequence = is_even and all(row.is_chain for row in layouts)
         inputs = dict(self.template)
         if self.follows_length:
             self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
@@ -155,10 +162,20 @@ class StepInputs:
         if rows is not None:
             built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
             self._place_tree(inputs, layouts, rows, built)
+        if packed is not None:
+            inputs |= {key: packed.pack(inputs[key]) for key in (self.ids_key, self.positions_key)}  # (1, N)
         for key in TOKEN_TYPES:
             if inputs.get(key) is not None:
                 inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
         return inputs
+
+    @property
+    def takes_packed_rows(self) -> bool:
+        """Returns whether the forward takes nothing of each row but its ids, its positions and a mask."""
+        known = {self.ids_key, self.positions_key, self.mask_key, *SHORTENED_LOGITS, *compat.OF_PROMPTS}
+        has_positions = takes_positions(self.model) and (self.base is None or self.base.ndim == 2)
+        others = self.asks_model or self.adapter or self.is_fixed or self.model.config.is_encoder_decoder
+        return tensors_of(self.template).keys() <= known and has_positions and not others
 
     def _rows_of(self, layouts: Sequence[TreeLayout]) -> TreeRows:
         starts = self.attention_cache.lengths or [0] * len(layouts)

@@ -1,6 +1,7 @@
 """The model of one call: the prompt's forward, then forwards of trees, then what stays in the cache."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -10,7 +11,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.rollback import rollback_cache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
+from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.compat.attention import asks_for_attention
+from hf_specdec.compat.fingerprint import hooks_of
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.forward.target.adapters import adapter_of, places_trees, works_by_hooks
 from hf_specdec.forward.target.checked_steps import checked_steps
@@ -103,6 +107,7 @@ class ModelRunner(PromptForward):
         self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
         self._half_done, self._ahead = False, 0
+        self._packed: PackedRows | None = None  # of the last forward
 
     @property
     def position(self) -> int:
@@ -122,6 +127,15 @@ class ModelRunner(PromptForward):
         """Returns whether `select` works."""
         return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_hooks(self.model))
 
+    @functools.cached_property
+    def takes_packed_rows(self) -> bool:
+        """True if a forward of rows of different widths computes no padding: asked after the prompt's."""
+        shown = any(self.kwargs.get(name) for name in ("output_hidden_states", "output_attentions"))
+        is_plain = not (shown or self.hidden_layers or self.lockstep or self._recorder.layers or self.rotary)
+        is_seen = self.compiled is not None or compat.is_compiled(self.model) or bool(hooks_of(self.model))
+        asks = self._kernels.takes_packed_rows and asks_for_attention(self.model)
+        return self.tier == "tree" and is_plain and asks and not is_seen and self.step_inputs().takes_packed_rows
+
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
         known = [0] * len(self.texts)
@@ -136,7 +150,11 @@ class ModelRunner(PromptForward):
                 self._begin_columns(trees)
             self._compute(trees)
         places = [layout.new_rows for layout in self._layouts]
-        self._rows = [slice(new.start + skipped, new.stop) for new, skipped in zip(places, known, strict=True)]
+        starts = [0] * len(places) if self._packed is None else self._packed.starts
+        self._rows = [
+            slice(start + new.start + skipped, start + new.stop)
+            for start, new, skipped in zip(starts, places, known, strict=True)
+        ]
         return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
 
     def _begin_columns(self, trees: Sequence[DraftTree | None]) -> None:
@@ -166,21 +184,31 @@ class ModelRunner(PromptForward):
             layout.write(tree)
         needed = max(len(layout.new_tokens) for layout in self._layouts)
         widest = self._widths.of(needed, self._shape_of, is_one=self.end_drafts is not None)  # whose rounds have one
+        counts = [len(layout.new_tokens) for layout in self._layouts]
+        self._packed = None
+        if min(counts) < widest and self.takes_packed_rows and self.cache.spec is not None:
+            before = self._layouts[0].first_new
+            self._packed = PackedRows(counts, [length + before for length in self.cache.spec.lengths])
         for layout in self._layouts:
             layout.pad(widest)
         if isinstance(self.cache.spec, StaticSpecCache):
             self.cache.spec.place(widest, written=self._layouts[0].first_new)
         step_inputs = self.step_inputs()
-        inputs = step_inputs.of(self._layouts, self._num_cached, ids)
+        inputs = step_inputs.of(self._layouts, self._num_cached, ids, self._packed)
         self.cache.checkpoint(self._layouts[0].first_new)
         self._half_done = True
         adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        with adapted, rotated, self._recorder.applied(self.cache.spec, self._layouts), self._limits, self._kernels:
+        recorded, packing = self._recorder.applied(self.cache.spec, self._layouts), self._kernels.packing(self._packed)
+        if self.cache.spec is not None:
+            self.cache.spec.pack(self._packed)
+        with adapted, rotated, recorded, self._limits, self._kernels, packing:
             if self.compiled is None:
                 self.outputs, self._best = self.model(**inputs, return_dict=True), None
             else:
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
+        if self._packed is not None:
+            self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_rows`
         self._half_done = False
 
     def _shape_of(self, width: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ _Learned = tuple[array[float], array[int], array[float], array[float], array[flo
 INTERFACE: int
 
 def attention(
-    addresses: tuple[int, int, int, int, int],  # of query, key, value, mask, result
+    addresses: tuple[int, int, int, int, int, int],  # of query, key, value, mask, result, bounds of packed rows
     sizes: tuple[int, int, int, int, int, int, int],
     strides: tuple[int, ...],
     scale: float,

@@ -27,6 +27,8 @@ typedef struct {
     int64_t batch, kv_heads, groups, num_queries, num_keys, dim, value_dim;
     /* Numbers from one row of a batch, head or query to the next; those of a key, value or query are without gaps. */
     int64_t query_strides[3], key_strides[2], value_strides[2], mask_strides[2];
+    const int64_t *packed; /* (batch + 1,) each row's first query in one line, (batch,) keys at its end that it sees none
+                              of; NULL where all rows have `num_queries` */
     float scale;
     int kind, has_no_memory;
     int64_t next;
@@ -129,26 +131,29 @@ static void sum_up(const float *scores, float *totals, int64_t rows, int64_t cou
 
 /* All queries of one group, in one row of the batch. */
 AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t head) {
-    int64_t size = size_of(job->kind), rows = job->groups * job->num_queries, heads = job->groups * job->kv_heads;
+    const int64_t *packed = job->packed, *strides = job->query_strides;
+    int64_t first_query = packed ? packed[b] : b * job->num_queries, start = packed ? packed[b] * strides[2] : b * strides[0];
+    int64_t num_queries = packed ? packed[b + 1] - packed[b] : job->num_queries;
+    int64_t num_keys = job->num_keys - (packed ? packed[job->batch + 1 + b] : 0);
+    int64_t size = size_of(job->kind), rows = job->groups * num_queries, heads = job->groups * job->kv_heads;
     const char *keys = job->key + (b * job->key_strides[0] + head * job->key_strides[1]) * size;
     const char *values = job->value + (b * job->value_strides[0] + head * job->value_strides[1]) * size;
     memset(room->sums, 0, (size_t)(rows * job->value_dim) * sizeof(float));
     for (int64_t r = 0; r < rows; r++) {
-        int64_t h = head * job->groups + r / job->num_queries, t = r % job->num_queries;
-        const int64_t *strides = job->query_strides;
-        const char *query = job->query + (b * strides[0] + h * strides[1] + t * strides[2]) * size;
+        int64_t h = head * job->groups + r / num_queries, t = r % num_queries;
+        const char *query = job->query + (start + h * strides[1] + t * strides[2]) * size;
         if (job->kind == FP32 || !job->tiles->widens_tokens)
             memcpy(room->queries + r * job->dim * size, query, (size_t)(job->dim * size));
         else widen((const uint16_t *)query, job->kind, job->dim, (float *)room->queries + r * job->dim);
         room->base[r] = -INFINITY;
         room->totals[r] = 0.0f;
     }
-    for (int64_t first = 0; first < job->num_keys; first += KEYS) {
-        int64_t count = min_of(job->num_keys - first, KEYS);
+    for (int64_t first = 0; first < num_keys; first += KEYS) {
+        int64_t count = min_of(num_keys - first, KEYS);
         score(job, room, rows, keys + first * job->dim * size, count);
         for (int64_t r = 0; r < rows; r++) {
             const float *mask = job->mask;
-            if (mask != NULL) mask += b * job->mask_strides[0] + r % job->num_queries * job->mask_strides[1] + first;
+            if (mask != NULL) mask += b * job->mask_strides[0] + r % num_queries * job->mask_strides[1] + first;
             weigh(job, room, r, mask, count);
         }
         sum_up(room->scores, room->totals, rows, count);
@@ -158,8 +163,8 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
                 job->value_dim, room->sums + r * job->value_dim, job->value_dim, 0);
     }
     for (int64_t r = 0; r < rows; r++) {
-        int64_t h = head * job->groups + r / job->num_queries, t = r % job->num_queries;
-        int64_t place = ((b * job->num_queries + t) * heads + h) * job->value_dim;
+        int64_t h = head * job->groups + r / num_queries, t = r % num_queries;
+        int64_t place = ((first_query + t) * heads + h) * job->value_dim;
         float total = room->totals[r], share = total == 0.0f ? 0.0f : 1.0f / total; /* a query that sees nothing: 0 */
         for (int64_t d = 0; d < job->value_dim; d++)
             put_number(job->out, job->kind, place + d, room->sums[r * job->value_dim + d] * share);
@@ -186,22 +191,15 @@ static void work(void *argument) {
 
 PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     Job job = {0};
-    unsigned long long query, key, value, mask, out, team;
-    long long sizes[7], strides[9];
+    unsigned long long query, key, value, mask, out, packed, team;
     unsigned num_threads;
-    if (!PyArg_ParseTuple(args, "(KKKKK)(LLLLLLL)(LLLLLLLLL)fiIK", &query, &key, &value, &mask, &out, &sizes[0],
-                          &sizes[1], &sizes[2], &sizes[3], &sizes[4], &sizes[5], &sizes[6], &strides[0], &strides[1],
-                          &strides[2], &strides[3], &strides[4], &strides[5], &strides[6], &strides[7], &strides[8],
-                          &job.scale, &job.kind, &num_threads, &team))
+    int64_t *q = job.query_strides, *k = job.key_strides, *v = job.value_strides, *m = job.mask_strides;
+    if (!PyArg_ParseTuple(args, "(KKKKKK)(LLLLLLL)(LLLLLLLLL)fiIK", &query, &key, &value, &mask, &out, &packed, &job.batch,
+                          &job.kv_heads, &job.groups, &job.num_queries, &job.num_keys, &job.dim, &job.value_dim, &q[0],
+                          &q[1], &q[2], &k[0], &k[1], &v[0], &v[1], &m[0], &m[1], &job.scale, &job.kind, &num_threads,
+                          &team))
         return NULL;
-    job.batch = sizes[0], job.kv_heads = sizes[1], job.groups = sizes[2], job.num_queries = sizes[3];
-    job.num_keys = sizes[4], job.dim = sizes[5], job.value_dim = sizes[6];
-    for (int i = 0; i < 3; i++) job.query_strides[i] = strides[i];
-    for (int i = 0; i < 2; i++) {
-        job.key_strides[i] = strides[3 + i];
-        job.value_strides[i] = strides[5 + i];
-        job.mask_strides[i] = strides[7 + i];
-    }
+    job.packed = (const int64_t *)(uintptr_t)packed;
     if (job.kind >= FP32 && job.kind <= FP16 && job.dim > 0) job.tiles = tiles_for(job.kind, job.dim);
     if (job.tiles == NULL || job.value_dim % MIX_WIDTH || num_threads < 1 || (num_threads > 1 && team == 0)) {
         PyErr_SetString(PyExc_ValueError, "no attention of such a size, of such numbers, or on this processor");
