@@ -240,11 +240,10 @@ class DraftTree:
 
     def _beginning(self, length: int) -> "DraftTree":
         """The first `length` nodes."""
-        tokens, parents, probabilities = self.tokens[:length], self.parents[:length], self.probabilities
-        above = self._children[:length]
+        parents, above, probabilities = self.parents[:length], self._children[:length], self.probabilities
         children = tuple([{t: c for t, c in below.items() if c < length} if below else {} for below in above])
         return DraftTree(
-            tokens,
+            self.tokens[:length],
             parents,
             self.depths[:length],
             self.is_chain or parents == tuple(range(-1, length - 1)),

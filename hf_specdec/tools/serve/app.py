@@ -89,6 +89,13 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
         reader.check_name(name)
         return model
 
+    _add_completions(app, server)
+    return app
+
+
+def _add_completions(app: FastAPI, server: "_Server") -> None:
+    """Add the routes that generate."""
+
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await server.answer(request, await server.body(request, ChatRequest))
@@ -106,8 +113,6 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
             return await server.answer(request, chat, functools.partial(ResponsesReply, asked))
         except RequestError as error:
             raise error.renamed(NAMES) from error
-
-    return app
 
 
 def _not_served(request: Request, status: int) -> RequestError:
