@@ -78,9 +78,11 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._is_inside:
             return function(*args, **(kwargs or {}))
-        with self._computing():
+        start, self._is_inside = time.thread_time(), True
+        try:
             found = function(*args, **(kwargs or {}))
-        self.left_out += self._of_dispatch
+        finally:
+            self.left_out, self._is_inside = self.left_out + time.thread_time() - start + self._of_dispatch, False
         if function.overloadpacket.__name__ not in FREE:
             self.launch(KERNEL, LAUNCH)
         return found
