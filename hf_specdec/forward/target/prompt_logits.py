@@ -6,6 +6,7 @@ tokens, and the prompt's own tokens.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,11 +28,12 @@ NEAR = 0.02  # that rounding may add to a logit, relative to the largest
 
 @contextlib.contextmanager
 def kept_states(model: PreTrainedModel, kept: list[torch.Tensor]) -> Iterator[None]:
-    """Inside, `kept` gets the last hidden states, `(batch, columns, hidden_size)`, of each forward of the model."""
+    """Inside, `kept` gets the last hidden states, `(batch, columns, hidden_size)`, of this thread's forwards."""
+    thread = threading.get_ident()
 
     def keep(module: nn.Module, arguments: Any, kwargs: Any, output: Any) -> None:
         states = getattr(output, "last_hidden_state", None)
-        if isinstance(states, torch.Tensor) and states.ndim == 3:
+        if threading.get_ident() == thread and isinstance(states, torch.Tensor) and states.ndim == 3:
             kept.append(states)
 
     with temporary_hooks(after=[(model.base_model, keep)]):
