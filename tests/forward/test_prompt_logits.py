@@ -5,7 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    RemBertConfig,
+    RemBertForCausalLM,
+)
 
 import hf_specdec
 from hf_specdec.forward.target import prompt_logits
@@ -77,6 +85,12 @@ def test_of_many_tokens_the_first_ids_and_the_prompt_s_own_are_looked_at(
 
 def test_logits_that_the_model_scales_are_left_alone() -> None:
     model = hf_specdec.enable(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)).eval())
+    assert [drafter.told for drafter in drafters_of(model)] == [None, None]
+
+
+def test_states_that_the_head_reads_projected_are_left_alone() -> None:
+    config = RemBertConfig(**SIZES, input_embedding_size=8, output_embedding_size=32, is_decoder=True)
+    model = hf_specdec.enable(RemBertForCausalLM(config).eval())
     assert [drafter.told for drafter in drafters_of(model)] == [None, None]
 
 

@@ -67,13 +67,15 @@ def _top_of_row(
 ) -> TopTokens | None:
     """Those of one row, of `(n, hidden_size)` states; `None` where these and the head's weights do not make its logits.
 
-    They may be scaled, capped, quantized or on several devices.
+    They may be projected, scaled, capped, quantized or on several devices.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
         return None
     weight, vocab_size = head.weight, len(last)
-    if weight.device != states.device or weight.dtype != states.dtype or len(weight) < vocab_size or len(tokens) < 2:
+    if weight.device != states.device or weight.dtype != states.dtype or weight.shape[1] != states.shape[-1]:
+        return None
+    if len(weight) < vocab_size or len(tokens) < 2:
         return None
     looked_at = np.union1d(np.arange(min(NUM_FREQUENT, vocab_size)), [token for token in tokens if token < vocab_size])
     if len(looked_at) < count:
