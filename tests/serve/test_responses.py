@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -74,6 +75,12 @@ def test_parse_and_stream_of_the_client_give_an_object(free: openai.OpenAI) -> N
     assert isinstance(free.responses.parse(**{**options, "input": again}, text_format=Stack).output_parsed, Stack)
     plain = free.responses.create(**options, text={"format": {"type": "json_object"}})
     assert plain.output_text.startswith("{")
+
+
+def test_numbers_that_json_has_not_are_told_as_null(client: openai.OpenAI) -> None:
+    body = json.dumps({**GREEDY, "input": "x", "tools": [FUNCTIONS[0] | {"parameters": {"default": float("nan")}}]})
+    response = client.post("/responses", cast_to=httpx.Response, content=body.encode())
+    assert response.json()["tools"][0]["parameters"] == {"default": None}
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -217,6 +224,11 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "none"}}
         ({"tool_choice": "required"}, "tool_choice must be one of tools", None),
         ({"text": {"format": SCHEMA}}, "text.format: must be a grammar that llguidance", "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.json_schema", "text.format"),
+        (
+            {"text": {"format": SCHEMA | {"schema": {"x-guidance": None}}}},
+            "x-guidance must be an object, but is None",
+            "text.format",
+        ),
         ({"text": {"verbosity": "low"}}, "text.verbosity: the server does not know", "text.verbosity"),
     ],
 )

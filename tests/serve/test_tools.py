@@ -192,7 +192,12 @@ def test_reasoning_that_the_template_opens_is_split_off(target: Any, tokenizer: 
 
 
 USER = {"role": "user", "content": "x"}
-BROKEN = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A chat in which a function was called."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,9 @@ BROKEN = {"id": "a", "type": "function", "function": {"name": "f", "arguments": 
         ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id must come with the role tool"),
         ({"messages": [{"role": "user"}]}, "content must be given"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [BROKEN]}]}, "must be a JSON object, but is '{'"),
+        (called("{"), "must be a JSON object, but is '{'"),
+        (called('{"a": ' * 900 + "1" + "}" * 900), "must be a JSON object, but is"),
+        (called('{"a": "\\ud800"}'), "must be a JSON object, but is"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "must be variables of the template"),
         ({"chat_template_kwargs": {"messages": []}}, "must be messages that the chat template takes"),
         ({"chat_template_kwargs": {"self": 1}}, "must be messages that the chat template takes"),

@@ -3,10 +3,10 @@
 A field that would be ignored is refused, unless its value asks for nothing: `null`, or what is the case anyway.
 """
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic_core import from_json
 
 from hf_specdec.engine.sampling.grammar import COMPACT
 from hf_specdec.errors import shown
@@ -45,6 +45,14 @@ class JsonSchema(Body):
     description: str | None = None
     definition: dict[str, Any] = Field(alias="schema")
     strict: bool = False
+
+    @field_validator("definition")
+    @classmethod
+    def _has_options(cls, definition: dict[str, Any]) -> dict[str, Any]:
+        """Refuse options of llguidance that are none."""
+        if not isinstance(options := definition.get("x-guidance", {}), dict):
+            raise ValueError(f"x-guidance must be an object, but is {shown(options)}")
+        return definition
 
 
 class ResponseFormat(Body):
@@ -90,7 +98,7 @@ class CalledFunction(Body):
     def _is_object(cls, arguments: str) -> str:
         """Refuse what chat templates cannot write."""
         try:
-            is_object = isinstance(json.loads(arguments), dict)
+            is_object = isinstance(from_json(arguments), dict)
         except ValueError:
             is_object = False
         if not is_object:
@@ -131,7 +139,7 @@ class Message(Body):
         found = {**self.model_dump(exclude_none=True), "content": text}
         if self.tool_calls:
             for call in found["tool_calls"]:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+                call["function"]["arguments"] = from_json(call["function"]["arguments"])
         else:
             found.pop("tool_calls", None)
         return found

@@ -217,9 +217,8 @@ class ResponsesReply(Reply):
         self, asked: ResponsesRequest, body: ChatRequest, choices: Sequence[Choice], prompt_tokens: int
     ) -> None:
         super().__init__(body, choices, prompt_tokens)
-        asked_fields = asked.model_dump(
-            by_alias=True, exclude_none=True, exclude={"input", "stream", "include", "chat_template_kwargs"}
-        )
+        not_told = {"input", "stream", "include", "chat_template_kwargs"}
+        asked_fields = asked.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=not_told)
         self._output: list[dict[str, Any]] = []  # the last item is open
         self._response = {
             **asked_fields,
