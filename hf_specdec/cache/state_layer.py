@@ -166,8 +166,7 @@ class StateLayer(LinearAttentionLayer):
         """The state's columns and those written since the last commit, `(batch, channels, size + C)`."""
         if self.columns is None:
             if state_idx == 0:
-                read = self.num_read or (0,) * len(conv_states)
-                self.num_read = tuple([length + conv_states.shape[-1] for length in read])
+                self._count([conv_states.shape[-1]] * len(conv_states))
             full: torch.Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
             return full
         new = self._new.get(state_idx)
@@ -203,7 +202,7 @@ class StateLayer(LinearAttentionLayer):
 
     def commit(self, kept: KeptColumns) -> None:
         """Make the states those after the kept columns."""
-        self.num_read = tuple([length + count for length, count in zip(self.num_read, kept.counts, strict=True)])
+        self._count(kept.counts)
         for index, new in self._new.items():
             state = self.conv_states[index]
             assert state is not None
@@ -225,6 +224,11 @@ class StateLayer(LinearAttentionLayer):
                 after = torch.stack(heads, dim=1)
             self.recurrent_states[0] = after.to(state.dtype)
         self.forget()
+
+    def _count(self, counts: Sequence[int]) -> None:
+        """Count tokens of each row that the states have read."""
+        before = self.num_read or (0,) * len(counts)  # empty after one token more of a caller's text: read in place
+        self.num_read = tuple([length + count for length, count in zip(before, counts, strict=True)])
 
     def forget(self) -> None:
         """Forget the columns written since the last commit, and record no more."""

@@ -167,6 +167,16 @@ def test_a_cache_from_a_prefill_forward_is_continued(model: Any, draft: Draft) -
     assert seq_length(cache) == 20
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
+def test_states_that_one_token_more_is_read_into_in_place_are_continued(zoo: Callable[[str], Any], family: str) -> None:
+    """An answer whose last token its cache lacks goes on, as after a limit of new tokens."""
+    model, options = zoo(family), {"do_sample": False, "max_new_tokens": 12, "spec_method": "prompt_lookup"}
+    expected = plain(model, PROMPT, do_sample=False, max_new_tokens=24).tolist()
+    cache = DynamicCache(config=model.config)
+    text = speculative(model, PROMPT, **{CACHE: cache}, **options)
+    assert speculative(model, text, **{CACHE: cache}, **options).tolist() == expected
+
+
 @pytest.mark.parametrize("chunk", [7, 16, 100])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_prompt_read_in_chunks_is_read_the_same(
