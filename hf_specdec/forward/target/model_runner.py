@@ -132,7 +132,8 @@ class ModelRunner(PromptForward):
         """True if a forward of rows of different widths computes no padding: asked after the prompt's."""
         shown = any(self.kwargs.get(name) for name in ("output_hidden_states", "output_attentions"))
         is_plain = not (shown or self.hidden_layers or self.lockstep or self._recorder.layers or self.rotary)
-        is_seen = self.compiled is not None or compat.is_compiled(self.model) or bool(hooks_of(self.model))
+        is_compiled = self.compiled is not None or compat.is_compiled(self.model)
+        is_seen = is_compiled or bool(hooks_of(self.model)) or compat.has_row_hooks(self.model)
         asks = self._kernels.takes_packed_rows and asks_for_attention(self.model)
         return self.tier == "tree" and is_plain and asks and not is_seen and self.step_inputs().takes_packed_rows
 

@@ -195,6 +195,13 @@ def test_what_is_known_of_a_model_with_tasks_holds_for_other_tasks(monkeypatch: 
     assert len(probes) == 3
 
 
+def test_rows_of_different_adapters_that_draft_different_numbers_of_tokens(mixed: Any) -> None:
+    """Adapters are given by row, so that no row may be in another's line."""
+    names = ["second", "__base__", "first"]
+    method = {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}}
+    assert answer(mixed, PADDED, adapter_names=names, **method) == answer(mixed, PADDED, adapter_names=names)
+
+
 @pytest.mark.parametrize("name", ["adapter_names", "task_ids"])
 def test_adapters_of_rows_are_no_setting_of_many_prompts(mixed: Any, name: str) -> None:
     """A batch's rows come and go."""
