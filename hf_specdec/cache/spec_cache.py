@@ -1,6 +1,7 @@
 """The key/value cache of speculative decoding: preallocated, with a length per row, rolled back for free."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +99,10 @@ class SpecCache(Cache):
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
-        self._write_index = WriteIndex()
-        for layer in self.layers:
-            if isinstance(layer, SpecLayer):
-                layer.write_index = self._write_index
+        own = [layer for layer in self.layers if isinstance(layer, SpecLayer)]
+        self._write_index = own[0].write_index if own else WriteIndex()  # that of the whole, where these are a part
+        for layer in own:
+            layer.write_index = self._write_index
         self.lengths: tuple[int, ...] = ()
         self.asked: StateLayer | None = None
         self._written: list[SpecLayer] = []
@@ -182,9 +183,14 @@ class SpecCache(Cache):
         for layer in self.states:
             layer.record(columns)
 
-    def pack(self, packed: PackedRows | None) -> None:
-        """Get the next forwards' rows packed, or no longer."""
+    @contextlib.contextmanager
+    def packing(self, packed: PackedRows | None) -> Iterator[None]:
+        """Inside, a forward's rows come packed; a draft over this cache writes them as ever."""
         self._write_index.packed = packed
+        try:
+            yield
+        finally:
+            self._write_index.packed = None
 
     def sync(self) -> None:
         """Take over whatever the forwards since the last commit have written."""

@@ -70,8 +70,8 @@ def test_a_fault_of_the_tree_mask_is_found_in_the_trees(tokenizer: Any, monkeypa
 
 @pytest.mark.skipif(cpu.why_unused() is not None, reason="torch computes everything here")
 def test_a_fault_of_a_kernel_is_found_in_the_kernels(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, computed = search(tokenizer, "bf16"), linear._computed
-    monkeypatch.setattr(linear, "_computed", lambda *args, **kwargs: computed(*args, **kwargs) * 1.5)
+    looks, computed = search(tokenizer, "bf16"), linear.core_product
+    monkeypatch.setattr(linear, "core_product", lambda *args, **kwargs: computed(*args, **kwargs) * 1.5)
     *_, (name, difference) = looks.run([tokenizer(STACK)["input_ids"]])
     assert name == "CPU kernels"
     assert difference is None

@@ -185,15 +185,14 @@ class ModelRunner(PromptForward):
             layout.write(tree)
         needed = max(len(layout.new_tokens) for layout in self._layouts)
         widest = self._widths.of(needed, self._shape_of, is_one=self.end_drafts is not None)  # whose rounds have one
-        counts = [len(layout.new_tokens) for layout in self._layouts]
+        counts, spec = [len(layout.new_tokens) for layout in self._layouts], self.cache.spec
         self._packed = None
-        if min(counts) < widest and self.takes_packed_rows and self.cache.spec is not None:
-            before = self._layouts[0].first_new
-            self._packed = PackedRows(counts, [length + before for length in self.cache.spec.lengths])
+        if min(counts) < widest and self.takes_packed_rows and spec is not None:
+            self._packed = PackedRows(counts, [length + self._layouts[0].first_new for length in spec.lengths])
         for layout in self._layouts:
             layout.pad(widest)
-        if isinstance(self.cache.spec, StaticSpecCache):
-            self.cache.spec.place(widest, written=self._layouts[0].first_new)
+        if isinstance(spec, StaticSpecCache):
+            spec.place(widest, written=self._layouts[0].first_new)
         step_inputs = self.step_inputs()
         inputs = step_inputs.of(self._layouts, self._num_cached, ids, self._packed)
         self.cache.checkpoint(self._layouts[0].first_new)
@@ -201,9 +200,8 @@ class ModelRunner(PromptForward):
         adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
         rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
         recorded, packing = self._recorder.applied(self.cache.spec, self._layouts), self._kernels.packing(self._packed)
-        if self.cache.spec is not None:
-            self.cache.spec.pack(self._packed)
-        with adapted, rotated, recorded, self._limits, self._kernels, packing:
+        written = contextlib.nullcontext() if spec is None else spec.packing(self._packed)
+        with adapted, rotated, recorded, self._limits, self._kernels, packing, written:
             if self.compiled is None:
                 self.outputs, self._best = self.model(**inputs, return_dict=True), None
             else:
