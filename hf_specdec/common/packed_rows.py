@@ -7,7 +7,7 @@ import torch
 
 
 class PackedRows:
-    """Where each of N columns of a packed forward is in its row; on the host.
+    """Places of the N columns of a packed forward in their rows; on the host.
 
     Args:
         counts: new columns of each of B rows, N in all.

@@ -104,7 +104,7 @@ def core_product(
     num_threads: int | None = None,
     is_transposed: bool = False,
 ) -> torch.Tensor:
-    """What `can_multiply` has named, each token's sums in one order beside any other tokens: `(..., out)`."""
+    """Multiply what `can_multiply` has named, each token's sums in one order beside any other tokens: `(..., out)`."""
     num_out = weight.shape[1 if is_transposed else 0]
     threads = cpu.threads_for(tokens.numel() * num_out) if num_threads is None else num_threads
     tokens, num_in = tokens.contiguous(), tokens.shape[-1]

@@ -91,7 +91,7 @@ class RecycledLogits:
         return None
 
     def longest(self, keys: Sequence[int]) -> Entry | None:
-        """What the last of `keys` holds that is known."""
+        """Entry of the last of `keys` that is known."""
         return next((entry for key in reversed(keys) if (entry := self.get(key)) is not None), None)
 
     def put(self, tokens: Sequence[int], entry: Entry) -> None:

@@ -44,7 +44,7 @@ class SuffixTexts:
 
 
 class SuffixDecoding(BaseDrafter):
-    """What followed the end of the text, here and in earlier answers, by how often it did.
+    """Drafts what followed the end of the text, here and in earlier answers, by how often it did.
 
     Source: https://arxiv.org/abs/2411.04975, with the rule of Arctic Inference: of all matches of 1 to 64 tokens
     the tree with the largest sum of probabilities. Its limits by the match's length and by probability are left out:

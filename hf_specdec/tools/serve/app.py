@@ -244,7 +244,7 @@ Pieces = AsyncIterator[tuple[int, Certain, bool]]  # of a text by its number, an
 
 
 async def _pieces(answer: Answer, reply: Reply, times: RequestTimes) -> Pieces:
-    """What is certain of the answer's texts as they come, counted; a text that has as many calls as it may ends."""
+    """Yield what is certain of the answer's texts, counted; a text that has as many calls as it may ends."""
     async for index, new in answer:
         choice = reply.choices[index]
         if new is not None:

@@ -1,4 +1,4 @@
-"""How a model writes reasoning and tool calls, as a response template of transformers.
+"""Format of a model's reasoning and tool calls, as a response template of transformers.
 
 It says which markers a model writes around them: the tokenizer's own, one of `FORMATS`, or a file.
 """
