@@ -45,7 +45,7 @@ class Text(Body):
 
 
 class Item(Body):
-    """What items have in common; of an earlier response, `id` and `status` tell nothing new."""
+    """Fields that all items have; of an earlier response, `id` and `status` tell nothing new."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -118,7 +118,7 @@ class TextOptions(Body):
 
 
 class OfFunction(Body):
-    """What is of the only type of tools."""
+    """Base of what is of the only type of tools."""
 
     type: Literal["function"]
 
