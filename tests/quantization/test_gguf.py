@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.kernels.quantization.report import num_parameters
 from hf_specdec.loading.checkpoints import tokenizers
 from tests.helpers.support import PROMPT
 
@@ -146,6 +147,14 @@ def test_trees_over_weights_that_stay_packed(packed_folder, num_nodes):
         ours = model.generate(PROMPT, **call, spec_method=method, spec_config=config)
         assert torch.equal(ours.sequences, plain)
         assert ours.spec_stats.num_accepted_tokens
+
+
+@pytest.mark.extras
+def test_packed_weights_are_counted_unpacked(packed_folder):
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(packed_folder / "model.gguf")
+    assert num_parameters(model) == tf.AutoModelForCausalLM.from_config(model.config).num_parameters()
+    experts = tf.integrations.gguf.utils.GgufExperts(2, 64, 32, gate_up_type=8, down_type=8, act_fn=None)  # Q8_0
+    assert num_parameters(experts) == 2 * 3 * 64 * 32
 
 
 def test_the_tokenizer_comes_out_of_the_file(tmp_path, monkeypatch):

@@ -34,6 +34,12 @@ quay counted the crates, wrote the numbers into a book, and went home before the
 OUTPUT_LAYER = "transformers leaves output layers and tied ones as they are"
 SPLIT_BLOCKS = "its rows do not end with a block of 64, which bitsandbytes reads wrongly on this CPU"
 INT8_KIND, FOUR_BIT_KIND = "Linear8bitLt", "Linear4bit"  # of bitsandbytes, which need not be installed
+GGUF_ROWS = {  # transformers' modules whose weights stay packed, and the attribute that is the length of a row
+    ("GgufLinear", "weight"): "in_features",
+    ("GgufEmbedding", "weight"): "embedding_dim",
+    ("GgufExperts", "gate_up_proj"): "hidden_dim",
+    ("GgufExperts", "down_proj"): "intermediate_dim",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,8 @@ def _own_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Te
 def _numel(owner: nn.Module, name: str, weight: torch.Tensor) -> int:
     if isinstance(owner, Fp8Linear) and name == "weight_scale":
         return 0
+    if (row := GGUF_ROWS.get((type(owner).__name__, name))) is not None:
+        return weight.shape[:-1].numel() * int(getattr(owner, row))
     state = getattr(weight, "quant_state", None) if type(owner).__name__ == FOUR_BIT_KIND else None
     return int(torch.Size(state.shape).numel()) if state is not None else weight.numel()
 
