@@ -1,27 +1,16 @@
 """Matrix products of a few rows by Triton, run by its interpreter on the CPU: the same bits for any number of rows."""
 
 import importlib
-import importlib.util
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton is not installed", allow_module_level=True)
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="Triton is imported without its interpreter here")
+from tests.helpers.interpreter import interpreted, pass_in_another_process
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="This process is the other one")
 def test_the_tests_below_pass_in_a_process_with_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    pass_in_another_process(__file__)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,6 @@
 """Attention by Triton in the order of the text, by its interpreter: what a query sees decides every bit."""
 
 import importlib
-import importlib.util
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,23 +11,16 @@ import hf_specdec
 from hf_specdec.engine import static_shapes
 from hf_specdec.kernels import key_order
 from tests.helpers.graphs import counting, on_cpu
+from tests.helpers.interpreter import interpreted, pass_in_another_process
 from tests.helpers.support import PROMPT
 from tests.helpers.text_order import SHAPES, TREES, attend, check_model, check_nodes
 from tests.kernels.families import family_model
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("Triton is not installed", allow_module_level=True)
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="Triton is imported without its interpreter here")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="This process is the other one")
 def test_the_tests_below_pass_in_a_process_with_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    pass_in_another_process(__file__)
 
 
 @pytest.fixture(scope="module")
