@@ -3,7 +3,7 @@
 Guards compare some thousand attributes of the model with what was compiled.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -31,7 +31,12 @@ class CheckedSteps:
     graphs: set[tuple[CodeType, Hashable]] = field(default_factory=set)
 
     def run(
-        self, step: Step, shape: tuple[int, ...], inputs: Mapping[str, Any], taken: TakenForms
+        self,
+        step: Step,
+        shape: tuple[int, ...],
+        inputs: Mapping[str, Any],
+        taken: TakenForms,
+        holders: Callable[[], Iterable[object]],
     ) -> tuple[Any, torch.Tensor]:
         """Calls the function.
 
@@ -42,6 +47,7 @@ class CheckedSteps:
             step: of `compat.compiled`, with a graph for these arguments unless the model has changed.
             shape: what else the form consists of.
             taken: of earlier calls of this function; grows.
+            holders: as of `Unguarded.bind`.
         """
         objects: list[int] = []
         form = (shape, _form(inputs, objects))
@@ -53,13 +59,16 @@ class CheckedSteps:
             direct = compat.without_guards(step, inputs)
         if direct is None:  # torch compiles it again, or runs it in parts that have guards of their own
             found, direct = step(**inputs), compat.without_guards(step, inputs)
-        self.steps[alike] = direct or step
+            self.steps[alike] = direct or step
         if direct is not None:
             if len(taken) >= MOST_FORMS:
                 taken.clear()
             taken[form] = direct
             self.graphs.add((direct.code, alike[1]))
-        return self.steps[alike](**inputs) if found is None else found
+        if found is None and direct is not None:
+            found, bound = direct.bind(inputs, holders)
+            self.steps[alike] = bound or direct
+        return found
 
 
 def checked_steps(fixed: FixedShapes | None) -> CheckedSteps | None:

@@ -215,7 +215,9 @@ class CompiledForward:
     ) -> tuple[Any, torch.Tensor]:
         """One more forward of a shape; of arguments whose guards held before in this call, without guards."""
         step = self._step_of(shape)
-        return step(**inputs) if checked is None else checked.run(step, shape, inputs, self._taken)
+        if checked is None:
+            return step(**inputs)
+        return checked.run(step, shape, inputs, self._taken, lambda: _holders(self.model, inputs))
 
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
@@ -247,6 +249,12 @@ class CompiledForward:
         """Returns whether the graph of this shape is to serve other widths."""
         is_known = self._sharing is None or shape in self._sharing
         return shape[1] > 1 and self.settings.get("dynamic") is not False and is_known
+
+
+def _holders(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[object]:
+    """The objects that a forward may change: the model's modules and its caches with their layers."""
+    caches = [value for value in inputs.values() if isinstance(value, compat.Cache)]
+    return [*compat.modules_of(model), *caches, *(layer for cache in caches for layer in cache.layers)]
 
 
 @dataclass(frozen=True, slots=True)

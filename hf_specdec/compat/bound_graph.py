@@ -1,0 +1,101 @@
+"""Graphs of torch's compiler with the arguments of one call, in which later calls replace what they are given.
+
+Names              Why
+`__compiled_fn`    begins the name of a graph in the code that torch makes of a function
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers.utils import ModelOutput
+
+GRAPH_NAME = "__compiled_fn"
+Make = Callable[[Sequence[Any]], Any]
+
+
+def graph_name(names: Iterable[str]) -> str | None:
+    """The name of the only graph among the global names of a function's code."""
+    found = [name for name in names if name.startswith(GRAPH_NAME)]
+    return found[0] if len(found) == 1 else None
+
+
+def attributes_of(holders: Iterable[object]) -> list[Any]:
+    """What the attributes of these objects are, to be compared by identity."""
+    return [value for holder in holders for value in vars(holder).values()]
+
+
+class GraphWatch:
+    """Runs a graph and remembers its last call."""
+
+    def __init__(self, graph: Callable[..., Any]) -> None:
+        self.graph = graph
+        self.arguments, self.outputs = tuple[Any, ...](), tuple[Any, ...]()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the graph."""
+        self.arguments = arguments
+        outputs = self.outputs = self.graph(*arguments)
+        return outputs
+
+    def bound(self, inputs: Mapping[str, Any], result: Any) -> Callable[..., Any] | None:
+        """A function of tensors in the place of those among `inputs`: runs the graph on them and what else it got.
+
+        `None` where `result` holds something that is neither the graph's nor an argument.
+
+        Args:
+            inputs: arguments of the function that ran the graph.
+            result: of that function.
+        """
+        make = _maker(result, self.outputs, {id(value) for value in inputs.values()})
+        if make is None:
+            return None
+        places = {id(tensor): place for place, tensor in enumerate(_tensors(inputs))}
+        replaced = [(place, places[id(own)]) for place, own in enumerate(self.arguments) if id(own) in places]
+        kept, graph = list(self.arguments), self.graph
+        for place, _ in replaced:
+            kept[place] = None  # a tensor of this step
+
+        def call(**inputs: Any) -> Any:
+            arguments, given = kept.copy(), list(_tensors(inputs))
+            for place, number in replaced:
+                arguments[place] = given[number]
+            return make(graph(*arguments))
+
+        return call
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments and in mappings and sequences there."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for own in value.values():
+            yield from _tensors(own)
+    elif isinstance(value, tuple | list):
+        for own in value:
+            yield from _tensors(own)
+
+
+def _maker(value: Any, outputs: Sequence[Any], known: set[int]) -> Make | None:
+    """Makes the like of `value` of other outputs of the graph.
+
+    Args:
+        known: identities of objects that stay as they are.
+    """
+    if isinstance(value, torch.Tensor):
+        place = next((place for place, own in enumerate(outputs) if own is value), None)
+        return None if place is None else operator.itemgetter(place)
+    if value is None or (id(value) in known and not isinstance(value, Mapping | tuple | list)):
+        return lambda _: value
+    if isinstance(value, ModelOutput):
+        named = {name: _maker(own, outputs, known) for name, own in value.items()}
+        if None in named.values():
+            return None
+        kind = type(value)
+        return lambda found: kind(**{name: make(found) for name, make in named.items() if make})
+    if type(value) is tuple:
+        makers = [make for own in value if (make := _maker(own, outputs, known)) is not None]
+        return (lambda found: tuple([make(found) for make in makers])) if len(makers) == len(value) else None
+    return None
