@@ -54,20 +54,20 @@ class CheckedSteps:
         alike = (form, tuple(objects))
         if alike in self.steps:
             return self.steps[alike](**inputs)
-        direct, found = taken.get(form), None
+        direct = taken.get(form)
         if direct is None or (direct.code, alike[1]) not in self.graphs:
             direct = compat.without_guards(step, inputs)
-        if direct is None:  # torch compiles it again, or runs it in parts that have guards of their own
-            found, direct = step(**inputs), compat.without_guards(step, inputs)
-            self.steps[alike] = direct or step
+        if direct is not None:
+            found, bound = direct.bind(inputs, holders)
+        else:  # torch compiles it again, or runs it in parts that have guards of their own
+            found, bound = step(**inputs), None
+            direct = compat.without_guards(step, inputs)
+        self.steps[alike] = bound or direct or step
         if direct is not None:
             if len(taken) >= MOST_FORMS:
                 taken.clear()
             taken[form] = direct
             self.graphs.add((direct.code, alike[1]))
-        if found is None and direct is not None:
-            found, bound = direct.bind(inputs, holders)
-            self.steps[alike] = bound or direct
         return found
 
 
