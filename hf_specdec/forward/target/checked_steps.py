@@ -54,6 +54,7 @@ class CheckedSteps:
         alike = (form, tuple(objects))
         if alike in self.steps:
             return self.steps[alike](**inputs)
+        found: tuple[Any, torch.Tensor]
         direct = taken.get(form)
         if direct is None or (direct.code, alike[1]) not in self.graphs:
             direct = compat.without_guards(step, inputs)
