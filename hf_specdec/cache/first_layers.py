@@ -1,5 +1,7 @@
 """The first layers of a cache: a draft of them writes its columns where the target's own will stand."""
 
+import torch
+
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
@@ -20,8 +22,8 @@ class _StaticPart(StaticSpecCache):
         super().__init__(layers, reserve=whole.reserve)
         self.whole = whole
 
-    def place(self, width: int, *, written: int = 0) -> None:
+    def place(self, width: int, *, written: int = 0, columns: torch.Tensor | None = None) -> None:
         for layer in self.whole.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.make_room(max(self.lengths) + written + width)
-        super().place(width, written=written)
+        super().place(width, written=written, columns=columns)

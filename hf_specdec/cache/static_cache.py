@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
-from hf_specdec.common.transfer import upload
+from hf_specdec.common.transfer import Array, Sender, is_host, upload
 from hf_specdec.compat import (
     VALUES_KEEP_DTYPE,
     DummyLayer,
@@ -68,15 +68,20 @@ class StaticWriteIndex:
         return self.columns[:, 0].max()
 
     def set(self, columns: torch.Tensor) -> None:
-        """Take the next positions, `columns` being `(batch, width)` of the host."""
+        """Take the next positions, `columns` being `(batch, width)`: itself, where it is on this device.
+
+        There later positions of this width have to come in the same tensor; others are copied.
+        """
         width, device = columns.shape[1], self.rows.device
-        if (own := self._columns.get(width)) is not None:
-            upload(columns, device, own)
-        else:
-            own = self._columns[width] = columns.to(device, copy=True)
+        own = self._columns.get(width)
+        if own is None:
+            own = columns if columns.device == device and not is_host(device) else columns.to(device, copy=True)
+            self._columns[width] = own
             mark_static_address(own)
             if width > 1:
                 mark_dynamic(own, 1)
+        elif own is not columns:
+            upload(columns, device, own)
         self.columns = own
 
 
@@ -177,6 +182,7 @@ class StaticSpecCache(SpecCache):
         super().__init__(layers, reserve=reserve)
         self._indices: dict[torch.device, StaticWriteIndex] = {}
         self._kept_blocks: list[tuple[torch.Tensor, int]] = []
+        self._sender: Sender | None = None
         self._room = self._capacity = 0  # columns that all layers have and most, where each writes as its index says
 
     @property
@@ -237,12 +243,27 @@ class StaticSpecCache(SpecCache):
         """Returns whether the buffers were made in inference mode, outside of which no one may write to them."""
         return any(layer.keys.is_inference() for layer in self._written)
 
-    def place(self, width: int, *, written: int = 0) -> None:
+    def sender(self, device: torch.device) -> Sender:
+        """Sends what forwards over this cache take, to where their CUDA graphs read it."""
+        if self._sender is None or self._sender.device != device:
+            self._sender = Sender(device)
+        return self._sender
+
+    def next_columns(self, width: int, *, written: int = 0) -> Array:
+        """`(batch, width)`: places of the columns after each row's text and `written` columns more."""
+        columns: Array = np.array(self.lengths)[:, None] + np.arange(written, written + width)
+        return columns
+
+    def place(self, width: int, *, written: int = 0, columns: torch.Tensor | None = None) -> None:
         """Set where the next forward writes its `width` columns: after each row's text and `written` columns more.
 
         Shapes follow from `width` alone unless the buffers are too small.
+
+        Args:
+            columns: `next_columns`, where they are on a device already.
         """
-        columns = torch.from_numpy(np.array(self.lengths)[:, None] + np.arange(written, written + width))
+        if columns is None:
+            columns = torch.from_numpy(self.next_columns(width, written=written))
         first = max(self.lengths) + written
         index = getattr(self._written[0], "static_index", None)  # of another cache where this one is a part of that
         if first + width > self._room or index not in self._indices.values():
@@ -255,6 +276,10 @@ class StaticSpecCache(SpecCache):
             self._room, self._capacity, self._kept_blocks = min(capacities), max(capacities), super()._blocks()
         for index in self._indices.values():
             index.set(columns)
+
+    def columns_on(self, device: torch.device) -> torch.Tensor:
+        """`(batch, width)`: where the next forward writes, as the layers on `device` read it; after `place`."""
+        return self._indices[device].columns
 
     def _blocks(self) -> list[tuple[torch.Tensor, int]]:
         return self._kept_blocks if self._room else super()._blocks()

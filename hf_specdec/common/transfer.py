@@ -95,16 +95,16 @@ class Sender:
     """Sends arrays to one device, those of the same shapes into the same tensors, which later ones write over."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._sent: dict[Hashable, SentArrays] = {}
 
     def __call__(self, arrays: Sequence[Array], dtypes: Sequence[torch.dtype | None] = ()) -> list[torch.Tensor]:
         """As `to_device`."""
-        if is_host(self._device):
-            return to_device(arrays, self._device, dtypes)
+        if is_host(self.device):
+            return to_device(arrays, self.device, dtypes)
         key = tuple([(array.shape, array.dtype.char) for array in arrays])
         if key not in self._sent:
-            self._sent[key] = SentArrays(arrays, self._device, dtypes)
+            self._sent[key] = SentArrays(arrays, self.device, dtypes)
         return self._sent[key].send(arrays)
 
 

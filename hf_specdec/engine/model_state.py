@@ -88,7 +88,9 @@ class ModelState:
             kind: of `CompiledForward`.
         """
         attention = attention_implementation(model.config) if isinstance(model, PreTrainedModel) else None
-        key = repr((attention, str(model.dtype), sorted(settings.items(), key=str), kind.make.__name__))
+        key = repr(
+            (attention, str(model.dtype), sorted(settings.items(), key=str), kind.make.__name__, kind.makes_masks)
+        )
         hooks = hooks_of(model)
         with self.lock:
             if key not in self.compiled or self.compiled[key].hooks != hooks:

@@ -19,6 +19,7 @@ from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import compiled_beside, state_of
 from hf_specdec.forward.target.adapters import takes_positions
 from hf_specdec.forward.target.compiled_forward import (
+    DRAFT_STEP,
     MODEL_STEP,
     ORDERED_STEP,
     CompiledForward,
@@ -162,7 +163,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if (reason := reason_against_compiling(draft) or reason_against_buffers(draft, tier, cache)) is not None:
         state_of(draft).warn_once(f"{type(draft).__name__} is not compiled: {reason}")
         return None
-    compiled = state_of(draft).compiled_forward(draft, settings)
+    compiled = state_of(draft).compiled_forward(draft, settings, DRAFT_STEP)
     if compiled.reason is not None:
         return None
     compiled_beside(call.model, draft)

@@ -17,6 +17,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.tree import TreeBuilder
+from hf_specdec.forward.target.graph_masks import TREE, with_masks
 from hf_specdec.forward.target.mask_rules import window_of
 from hf_specdec.forward.target.tree_mask import TreeMasks
 from hf_specdec.forward.target.tree_rows import TreeRows
@@ -71,12 +72,38 @@ def test_a_rules_mask_is_the_models(family: str, attention: str, pad: int, fixed
         padding = mask[:, :pad].bool() if pad else None
         asked = TreeMasks(model).build(rows, cache, mask if pad else None, padding=padding)
         found = by_rule.build(rows, cache, mask if pad else None, padding=padding)
-        assert by_rule._rules is not None
+        assert by_rule.rules is not None
         pairs = [(found[kind], asked[kind]) for kind in asked] if isinstance(asked, dict) else [(found, asked)]
         for own, expected in pairs:
             assert own.dtype == expected.dtype
             assert own.is_contiguous()
             torch.testing.assert_close(own, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+@pytest.mark.parametrize(("family", "attention"), FORMS)
+def test_a_step_makes_the_same_masks_of_what_is_sent_for_a_tree(family: str, attention: str, pad: int) -> None:
+    model = build(FAMILIES[family])
+    model.set_attn_implementation(attention)
+    generator = np.random.default_rng(3 + pad)
+    masks, seen = TreeMasks(model), torch.ones((1, CAPACITY), dtype=torch.bool)
+    seen[:, :pad] = False
+    for lengths in ([9], [40], [7, 30], [31, 31]):
+        for size in (6, 2, 1):
+            rows = rows_of(generator, lengths, size, fixed=True)
+            mask = torch.ones((len(lengths), rows.length), dtype=torch.long)
+            mask[:, :pad] = 0
+            cache, padding = Cache(lengths, 3, capacity=CAPACITY), seen[:, :5] if pad else None
+            expected = masks.build(rows, cache, mask if pad else None, padding=padding)
+            assert masks.rules is not None
+            (arrays, _), columns = masks.rules.tree_arrays(rows), torch.tensor(lengths)[:, None] + torch.arange(size)
+            sent = [torch.from_numpy(array) for array in arrays]
+            tree = masks.rules.tree(sent, columns, seen if pad else None, CAPACITY)
+            found = with_masks({TREE: tree | {"name": "mask"}, "other": 1})
+            assert found.keys() == {"mask", "other"}
+            pairs = found["mask"] if isinstance(expected, dict) else {None: found["mask"]}
+            for kind, own in pairs.items():
+                torch.testing.assert_close(own, expected[kind] if kind else expected, rtol=0, atol=0)
 
 
 def test_a_window_is_found_by_asking_about_positions() -> None:

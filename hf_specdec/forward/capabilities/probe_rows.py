@@ -13,7 +13,7 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
 from hf_specdec.forward.capabilities.reference import Reference, arguments, encoded, reference, tokens_of
 from hf_specdec.forward.capabilities.tolerance import tolerance_of
-from hf_specdec.forward.target.inputs import rows_of
+from hf_specdec.forward.target.forward_arguments import rows_of
 from hf_specdec.forward.target.model_runner import ModelRunner, Tier
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 

@@ -18,9 +18,19 @@ from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.forward.target.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
+from hf_specdec.forward.target.graph_masks import TREE, TREE_DIMS, with_masks
 from hf_specdec.kernels.key_order import in_order
 
-__all__ = ["MODEL_STEP", "ORDERED_STEP", "CompiledForward", "CompiledShapes", "ForwardWidths", "Step", "StepKind"]
+__all__ = [
+    "DRAFT_STEP",
+    "MODEL_STEP",
+    "ORDERED_STEP",
+    "CompiledForward",
+    "CompiledShapes",
+    "ForwardWidths",
+    "Step",
+    "StepKind",
+]
 
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 NUM_SERVED = 2000  # forwards of the 7B shape take 12 seconds on an H100, compiling one 26
@@ -36,15 +46,17 @@ class StepKind:
         make: makes a function of the network; its two results are the caller's.
         width_dims: the dimension of its arguments, by name, that is as long as a forward is wide; that of all values of
             a dictionary. Others may be wider, too, at the price of one more graph.
+        makes_masks: whether it takes a tree as of `graph_masks`.
     """
 
     make: Callable[[Any], Step]
     width_dims: Mapping[str, int]
+    makes_masks: bool = False
 
     def mark(self, inputs: Mapping[str, Any]) -> None:
         """Let the graph that is made for these arguments take any number of tokens."""
-        for name in self.width_dims.keys() & inputs.keys():
-            value, dim = inputs[name], self.width_dims[name]
+        named = [(inputs[name], dim) for name, dim in self.width_dims.items() if name in inputs]
+        for value, dim in named + _tree_dims(inputs):
             for tensor in value.values() if isinstance(value, Mapping) else [value]:
                 if isinstance(tensor, torch.Tensor) and tensor.ndim > dim:
                     compat.mark_dynamic(tensor, dim % tensor.ndim)
@@ -54,7 +66,7 @@ def _model_step(model: Any) -> Step:
     """A model's forward, with the best token of each column."""
 
     def step(**inputs: Any) -> tuple[Any, torch.Tensor]:
-        outputs = model(**inputs, return_dict=True)
+        outputs = model(**with_masks(inputs), return_dict=True)
         return outputs, outputs.logits.argmax(dim=-1)
 
     return step
@@ -65,14 +77,22 @@ def _ordered_step(model: Any) -> Step:
     step = _model_step(model)
 
     def ordered(**inputs: Any) -> tuple[Any, torch.Tensor]:
-        return step(**{**inputs, "attention_mask": in_order(inputs["attention_mask"])})
+        found = with_masks(inputs)
+        return step(**{**found, "attention_mask": in_order(found["attention_mask"])})
 
     return ordered
 
 
 TOKEN_DIMS = dict.fromkeys(("input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids"), 1)
-MODEL_STEP = StepKind(_model_step, {**TOKEN_DIMS, "position_ids": -1, "attention_mask": 2})
-ORDERED_STEP = StepKind(_ordered_step, MODEL_STEP.width_dims)
+MODEL_STEP = StepKind(_model_step, {**TOKEN_DIMS, "position_ids": -1, "attention_mask": 2}, makes_masks=True)
+ORDERED_STEP = StepKind(_ordered_step, MODEL_STEP.width_dims, makes_masks=True)
+DRAFT_STEP = StepKind(_model_step, MODEL_STEP.width_dims)  # whose trees grow: later columns see more than each other
+
+
+def _tree_dims(inputs: Mapping[str, Any]) -> list[tuple[Any, int]]:
+    """Tensors of a tree and the dimension of each that is as long as a forward is wide."""
+    tree = inputs.get(TREE) or {}
+    return [(tensor, dim) for name, dim in TREE_DIMS for tensor in tree.get(name, ())]
 
 
 class CompiledForward:
@@ -112,6 +132,11 @@ class CompiledForward:
         self._taken: TakenForms = {}
         self._kept: dict[int, StaticSpecCache] = {}
         self._lock = threading.Lock()
+
+    @property
+    def makes_masks(self) -> bool:
+        """Returns whether it takes a tree as of `graph_masks` in the place of masks."""
+        return self._kind.makes_masks
 
     @property
     def is_lent(self) -> bool:

@@ -6,7 +6,7 @@ Models whose class prepares its inputs itself are asked at every step.
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,14 @@ from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.transfer import HOST, Sender, to_device
+from hf_specdec.common.transfer import HOST, HostArrays, to_device
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.adapters import TreeAdapter, TreePositions, takes_positions
+from hf_specdec.forward.target.forward_arguments import rows_of, rows_of_value, tensors_of
+from hf_specdec.forward.target.graph_masks import TREE
+from hf_specdec.forward.target.mask_rules import RuleMasks
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.forward.target.tree_layout import TreeLayout
 from hf_specdec.forward.target.tree_mask import TreeMasks
@@ -44,6 +47,7 @@ class StepInputs:
         adapter: what makes trees of a model that counts positions by itself.
         follows_length: whether `lengths` is wanted.
         reuses_tensors: whether the next arguments may be written over the last ones, which no one keeps.
+        makes_masks: whether the forward makes masks of what `TREE` has, as `graph_masks` says.
 
     Attributes:
         lengths: `(batch, new columns)`: of the longest row's text at the step of plain generation that would compute
@@ -63,6 +67,7 @@ class StepInputs:
         *,
         follows_length: bool = False,
         reuses_tensors: bool = False,
+        makes_masks: bool = False,
     ) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids_key, self.mask_key, self.positions_key = (
@@ -76,6 +81,7 @@ class StepInputs:
         self.attends = takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
         self.adapter = adapter
+        self.makes_masks = makes_masks and adapter is None
         self.tree: TreePositions | None = None
         self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
@@ -91,7 +97,9 @@ class StepInputs:
         if self.template.get(self.ids_key) is None:  # PEFT 0.21's virtual tokens
             raise UnsupportedModelError(f"its prepare_inputs_for_generation gives no {self.ids_key}")
         self.device = self.template[self.ids_key].device
-        self._send = Sender(self.device) if reuses_tensors else functools.partial(to_device, device=self.device)
+        self._send: Callable[..., list[torch.Tensor]] = functools.partial(to_device, device=self.device)
+        if reuses_tensors and isinstance(self.cache, StaticSpecCache):
+            self._send = self.cache.sender(self.device)
         self.start = num_cached
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
@@ -103,6 +111,7 @@ class StepInputs:
         self._mask: torch.Tensor | None = None
         self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
         self._knows_padding = False
+        self._seen: torch.Tensor | None = None  # `(batch, K)` bool: the same over all columns, for `TREE`
 
     def over(
         self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks, adapter: TreeAdapter | None
@@ -110,6 +119,7 @@ class StepInputs:
         """The same for another model over another cache that holds the same texts, until the next commit."""
         own = copy.copy(self)
         own.model, own.cache, own.attention_cache, own.masks, own.adapter = model, cache, cache, masks, adapter
+        own.makes_masks = False
         own.template = {**self.template, self.cache_argument: cache}
         own.kwargs = {**self.kwargs, self.cache_name: cache}
         for name in ("output_hidden_states", "output_attentions"):
@@ -144,23 +154,33 @@ class StepInputs:
         for key in (*SHORTENED_LOGITS, *compat.OF_PROMPTS):
             inputs.pop(key, None)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
-        needs_rows = self.attends and (skips_padding or not in_sequence)
-        rows = self._rows_of(layouts) if needs_rows else None
+        rows = self._rows_of(layouts) if self.attends and (skips_padding or not in_sequence) else None
         keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
         if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
-        of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
-        found = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
+        mask = self._mask_of(max(ahead) + total)
+        rules = None if rows is None or first else self._rules_for(rows, mask)
+        of_mask: HostArrays = ([], [])
+        if rows is not None and not in_sequence:
+            of_mask = self.masks.arrays(rows) if rules is None else rules.tree_arrays(rows)
+        if isinstance(self.cache, StaticSpecCache):
+            arrays.append(self.cache.next_columns(total - first, written=first))
+        found = self._send(arrays + of_mask[0], dtypes=[None] * len(arrays) + of_mask[1])
         inputs.update(zip(keys, found, strict=False))
+        if isinstance(self.cache, StaticSpecCache):
+            self.cache.place(total - first, written=first, columns=found[len(keys)])
         if ids is not None:  # the other arguments stay where they are in the block that was sent
             inputs[self.ids_key] = ids
-        mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
         self.tree = None
         if rows is not None:
-            built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
+            if rules is not None:
+                inputs.pop(self.mask_key, None)
+                inputs[TREE] = self._tree_of(rules, found[len(arrays) :])
+            is_made = rules is None and not in_sequence
+            built = self._mask_within(inputs, rows, mask, found[len(arrays) :]) if is_made else None
             self._place_tree(inputs, layouts, rows, built)
         if packed is not None:
             inputs |= {key: packed.pack(inputs[key]) for key in (self.ids_key, self.positions_key)}  # (1, N)
@@ -181,6 +201,25 @@ class StepInputs:
         starts = self.attention_cache.lengths or [0] * len(layouts)
         depths, visible = [row.depths for row in layouts], [row.visible() for row in layouts]
         return TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
+
+    def _rules_for(self, rows: TreeRows, mask: torch.Tensor | None) -> RuleMasks | None:
+        """The rules by which the forward makes its masks; `None` where it gets them made."""
+        if not (self.makes_masks and isinstance(self.cache, StaticSpecCache)):
+            return None
+        if self.masks.is_asked:
+            self.cache.place(rows.shape[1])
+            self.masks.build(rows, self.cache, mask, padding=self._prompt_padding())
+        return self.masks.rules
+
+    def _tree_of(self, rules: RuleMasks, sent: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """What the forward makes its masks of."""
+        assert isinstance(self.cache, StaticSpecCache)
+        num_keys, padding, batch = self.cache.capacity, self._prompt_padding(), len(self.texts)
+        if (batch > 1 or padding is not None) and (self._seen is None or self._seen.shape[1] != num_keys):
+            self._seen = torch.ones((batch, num_keys), dtype=torch.bool, device=self.device)
+            if padding is not None:
+                self._seen[:, : padding.shape[1]] = padding
+        return {"name": self.mask_key, **rules.tree(sent, self.cache.columns_on(self.device), self._seen, num_keys)}
 
     def _mask_within(
         self, inputs: dict[str, Any], rows: TreeRows, mask: torch.Tensor | None, sent: Sequence[torch.Tensor]
@@ -216,8 +255,8 @@ class StepInputs:
         self.kwargs = rows_of(self.kwargs, rows, batch)
         self.texts = [self.texts[row] for row in rows]
         if self.base is not None:
-            self.base = _rows(self.base, torch.tensor(rows, device=HOST), batch, -2)
-        self._first_positions = self._mask = None
+            self.base = rows_of_value(self.base, torch.tensor(rows, device=HOST), batch, -2)
+        self._first_positions = self._mask = self._seen = None
         self._knows_padding = False
 
     def admit(self, other: "StepInputs", row: int | None) -> None:
@@ -233,7 +272,7 @@ class StepInputs:
         if self.base is not None:
             assert other.base is not None
             self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
-        self._first_positions = None
+        self._first_positions = self._seen = None
 
     def forget_mask(self) -> None:
         """Go on without the 2-D mask of the prompt, which masks nothing."""
@@ -298,7 +337,7 @@ class StepInputs:
         if mask is not None:
             kwargs[self.mask_key] = torch.cat([mask, mask.new_ones((len(mask), num_columns - 1))], dim=1)
         before = num_cached + layouts[0].first_new
-        ids = torch.cat([_start_of(text, before) for text in self.texts])
+        ids = torch.cat([text.beginning(before) for text in self.texts])  # zeros where a round has written columns
         ids = torch.cat([ids, ids.new_tensor([row.new_tokens for row in layouts])], dim=1)
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             ids, next_sequence_length=len(layouts[0].new_tokens), **kwargs
@@ -309,42 +348,3 @@ class StepInputs:
                 "several tokens are verified at once. Generate this text with spec_method=None."
             )
         return inputs
-
-
-def _start_of(text: TokenBuffer, length: int) -> torch.Tensor:
-    """`(1, length)`: the text's beginning; columns that earlier forwards of a round have written are zeros."""
-    ids = text.ids()[:, :length]
-    return torch.nn.functional.pad(ids, (0, length - ids.shape[1]))
-
-
-def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
-    """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
-    index = torch.tensor(rows, device=HOST)
-    return {
-        name: _rows(value, index, batch, -2 if name.endswith("position_ids") else 0) for name, value in kwargs.items()
-    }
-
-
-def tensors_of(kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors among a forward's arguments and inside of dictionaries and sequences there, each with its path."""
-    found: dict[str, torch.Tensor] = {}
-    for name, value in kwargs.items():
-        if isinstance(value, torch.Tensor):
-            found[name] = value
-        elif isinstance(value, list | tuple):
-            found |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
-        elif isinstance(value, Mapping):
-            found |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
-    return found
-
-
-def _rows(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
-    """The rows `index` of a tensor whose dimension `dim` is the batch, or of all those in an output or a tuple."""
-    if isinstance(value, torch.Tensor):
-        is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
-        return value.index_select(dim, index.to(value.device)) if is_batched else value
-    if isinstance(value, compat.ModelOutput):
-        return type(value)(**{name: _rows(item, index, batch, dim) for name, item in value.items()})
-    if type(value) is tuple:  # what an encoder returns without a dictionary
-        return tuple(_rows(item, index, batch, dim) for item in value)
-    return value

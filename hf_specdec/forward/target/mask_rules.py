@@ -6,6 +6,7 @@ model has made equals the rule's. Each mask takes a few operations, whatever the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,6 +98,34 @@ class RuleMasks:
         if padding is not None:
             text[..., : padding.shape[1]].logical_and_(padding[:, None, None])
         return {kind: self._anywhere(rows, kind, columns, text, padding is None) for kind in self.windows}
+
+    def tree_arrays(self, rows: TreeRows) -> HostArrays:
+        """All that `tree` is made of but the columns, to be brought to the rows' device."""
+        blocks = [rows.seen_within(window)[:, None] for window in dict.fromkeys(self.windows.values())]
+        return blocks + [rows.first_within(window)[:, None, :, None] for window in self._distinct_windows], []
+
+    def tree(
+        self, sent: Sequence[torch.Tensor], columns: torch.Tensor, padding: torch.Tensor | None, num_keys: int
+    ) -> dict[str, Any]:
+        """What `graph_masks.with_masks` makes the masks of, but for the argument's name.
+
+        Args:
+            sent: `tree_arrays` on a device.
+            columns: `(batch, Q)`: the new columns' places in the buffers.
+            padding: `(batch, num_keys)` bool.
+        """
+        windows = list(dict.fromkeys(self.windows.values()))
+        firsts: dict[int | None, int] = {window: place for place, window in enumerate(self._distinct_windows)}
+        kinds = [(kind, windows.index(window), firsts.get(window)) for kind, window in self.windows.items()]
+        return {
+            "kinds": tuple(kinds),
+            "blocks": tuple(sent[: len(windows)]),
+            "firsts": tuple(sent[len(windows) :]),
+            "columns": columns,
+            "keys": self._keys(num_keys, columns.device),
+            "ends": self._ends_on(columns.device),
+            "padding": padding,
+        }
 
     def _columns_of(self, sent: Sequence[torch.Tensor]) -> _Columns:
         starts, places, *others = sent

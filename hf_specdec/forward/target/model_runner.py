@@ -19,7 +19,8 @@ from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.forward.target.adapters import adapter_of, places_trees, works_by_hooks
 from hf_specdec.forward.target.checked_steps import checked_steps
 from hf_specdec.forward.target.compiled_forward import CompiledForward, ForwardWidths
-from hf_specdec.forward.target.inputs import StepInputs, rows_of
+from hf_specdec.forward.target.forward_arguments import rows_of
+from hf_specdec.forward.target.inputs import StepInputs
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.prompt import PromptForward
 from hf_specdec.forward.target.rotary import rotary_of
@@ -191,8 +192,6 @@ class ModelRunner(PromptForward):
             self._packed = PackedRows(counts, [length + self._layouts[0].first_new for length in spec.lengths])
         for layout in self._layouts:
             layout.pad(widest)
-        if isinstance(spec, StaticSpecCache):
-            spec.place(widest, written=self._layouts[0].first_new)
         step_inputs = self.step_inputs()
         inputs = step_inputs.of(self._layouts, self._num_cached, ids, self._packed)
         self.cache.checkpoint(self._layouts[0].first_new)
@@ -278,6 +277,7 @@ class ModelRunner(PromptForward):
                 self.adapter,
                 follows_length=self.rotary is not None,
                 reuses_tensors=self._checked is not None,
+                makes_masks=self.compiled is not None and self.compiled.makes_masks,
             )
         return self._inputs
 

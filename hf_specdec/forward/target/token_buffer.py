@@ -40,6 +40,11 @@ class TokenBuffer:
             self._written = length
         return self._buffer[:, :length]
 
+    def beginning(self, length: int) -> torch.Tensor:
+        """`(1, length)`: its first tokens, and zeros after its last one."""
+        ids = self.ids()[:, :length]
+        return torch.nn.functional.pad(ids, (0, length - ids.shape[1]))
+
     def parts(self) -> tuple[torch.Tensor, list[int]]:
         """The text as `(1, L)` ids and the tokens after them, at most `MAX_UNWRITTEN`, for who brings those himself."""
         if len(self.tokens) - self._written > MAX_UNWRITTEN:

@@ -27,19 +27,24 @@ _register_lock = threading.Lock()
 
 
 class TreeMasks:
-    """Builds the masks of one call's forwards. Not shared between threads."""
+    """Builds the masks of one call's forwards. Not shared between threads.
+
+    Attributes:
+        is_asked (`bool`): whether the model makes the next mask.
+        rules (`RuleMasks | None`): by which all masks are made, once the model has made one; `None` where only it can.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.implementation = compat.attention_implementation(model.config)
         self.supported = takes_tensor_masks(self.implementation)
         self._config: Any = None
-        self._rules: RuleMasks | None = None
-        self._is_asked = True  # whether the model makes the next mask
+        self.rules: RuleMasks | None = None
+        self.is_asked = True
 
     def arrays(self, rows: TreeRows) -> HostArrays:
         """Arrays that `build` takes as `sent`, to be copied to the rows' device; none if the model makes the mask."""
-        return ([], []) if self._rules is None else self._rules.arrays(rows)
+        return ([], []) if self.rules is None else self.rules.arrays(rows)
 
     def build(
         self,
@@ -61,8 +66,8 @@ class TreeMasks:
             sent: `arrays` on the rows' device, where they are there.
         """
         batch, num_queries, _ = rows.shape
-        if self._rules is not None:
-            found = self._rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
+        if self.rules is not None:
+            found = self.rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
             return found.get(None, found)
         seen: _Seen = []
         config = self._private_config()
@@ -77,9 +82,9 @@ class TreeMasks:
             position_ids=rows.depths[:, -num_queries:],
             within=within,
         )
-        if self._is_asked:
-            self._is_asked = False
-            self._rules = self._rules_of(mask, seen, rows, cache, padding)
+        if self.is_asked:
+            self.is_asked = False
+            self.rules = self._rules_of(mask, seen, rows, cache, padding)
         return _added(mask, *self._form(cache))
 
     def _rules_of(

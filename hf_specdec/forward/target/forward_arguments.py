@@ -1,0 +1,43 @@
+"""Rows and tensors of a forward's arguments, whatever a model calls them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hf_specdec import compat
+from hf_specdec.common.transfer import HOST
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
+    """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
+    index = torch.tensor(rows, device=HOST)
+    return {
+        name: rows_of_value(value, index, batch, -2 if name.endswith("position_ids") else 0)
+        for name, value in kwargs.items()
+    }
+
+
+def tensors_of(kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a forward's arguments and inside of dictionaries and sequences there, each with its path."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, list | tuple):
+            found |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
+        elif isinstance(value, Mapping):
+            found |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
+    return found
+
+
+def rows_of_value(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
+    """The rows `index` of a tensor whose dimension `dim` is the batch, or of all those in an output or a tuple."""
+    if isinstance(value, torch.Tensor):
+        is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
+        return value.index_select(dim, index.to(value.device)) if is_batched else value
+    if isinstance(value, compat.ModelOutput):
+        return type(value)(**{name: rows_of_value(item, index, batch, dim) for name, item in value.items()})
+    if type(value) is tuple:  # what an encoder returns without a dictionary
+        return tuple(rows_of_value(item, index, batch, dim) for item in value)
+    return value
