@@ -96,7 +96,7 @@ def test_a_step_makes_the_same_masks_of_what_is_sent_for_a_tree(family: str, att
             cache, padding = Cache(lengths, 3, capacity=CAPACITY), seen[:, :5] if pad else None
             expected = masks.build(rows, cache, mask if pad else None, padding=padding)
             assert masks.rules is not None
-            (arrays, _), columns = masks.rules.tree_arrays(rows), torch.tensor(lengths)[:, None] + torch.arange(size)
+            arrays, columns = masks.rules.tree_arrays(rows), torch.tensor(lengths)[:, None] + torch.arange(size)
             sent = [torch.from_numpy(array) for array in arrays]
             tree = masks.rules.tree(sent, columns, seen if pad else None, CAPACITY)
             found = with_masks({TREE: tree | {"name": "mask"}, "other": 1})

@@ -103,7 +103,7 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
             search.score(rng.choice(found.nodes), ([1, 2, 3], [9.0, 5.0, 3.0]))
             found = search.likeliest(12, 1e-3)
             seen += [search.value(found.nodes), found]
-        tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
+        tree = DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
         accepted, node = accepted_of(rng, tree), 0
         for token in accepted:
             seen += [search.votes(node, token), search.token(node), search.parent(node), search.probability(node)]

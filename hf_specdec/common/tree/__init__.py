@@ -1,6 +1,7 @@
 """The draft tree: what a drafter proposes and the target verifies in one forward."""
 
-from hf_specdec.common.tree.draft_tree import ANY_DEPTH, DraftTree, TreeBuilder
+from hf_specdec.common.tree.draft_tree import ANY_DEPTH, DraftTree
 from hf_specdec.common.tree.extra_tokens import ExtraTokens
+from hf_specdec.common.tree.tree_builder import TreeBuilder
 
 __all__ = ["ANY_DEPTH", "DraftTree", "ExtraTokens", "TreeBuilder"]

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.common.tree.checks import Children, check_distributions, check_probabilities, children_of, no_child
+from hf_specdec.common.tree.checks import Children, check_distributions, check_probabilities, children_of
 from hf_specdec.common.tree.extra_tokens import ExtraTokens
 from hf_specdec.errors import ConfigError
 
-__all__ = ["ANY_DEPTH", "DraftTree", "ExtraTokens", "TreeBuilder"]
+__all__ = ["ANY_DEPTH", "DraftTree", "ExtraTokens"]
 
 ANY_DEPTH = 2**31 - 1  # as deep as a tree may become
 
@@ -50,13 +50,14 @@ class DraftTree:
     parents: tuple[int, ...]
     depths: tuple[int, ...]
     is_chain: bool
-    _children: Children = field(default=(), repr=False, compare=False)  # given with nodes that are known to be right
+    # `None` for nodes that are known to be right, until they are asked for.
+    _children: Children | None = field(default=(), repr=False, compare=False)
     extra: ExtraTokens | None = field(default=None, repr=False, compare=False)
     drafted_from: Mapping[int, torch.Tensor] | None = field(default=None, repr=False, compare=False)
     probabilities: tuple[float, ...] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self._children:
+        if self._children == ():
             children = children_of(self.tokens, self.parents, self.depths, self.is_chain)
             object.__setattr__(self, "_children", children)
             if self.probabilities is not None:
@@ -85,17 +86,26 @@ class DraftTree:
         return cls(nodes, tuple(range(-1, count - 1)), tuple(range(count)), True, children)
 
     @classmethod
-    def of_children(
+    def of_nodes(
         cls,
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
         depths: tuple[int, ...],
-        children: Children,
         probabilities: tuple[float, ...] | None = None,
     ) -> "DraftTree":
-        """The tree of these nodes, each after its parent; `children` are their nodes below by token."""
+        """The tree of these nodes, each after its parent; they are not checked."""
         is_chain = parents == tuple(range(-1, len(parents) - 1))
-        return cls(tokens, parents, depths, is_chain, children, probabilities=probabilities)
+        return cls(tokens, parents, depths, is_chain, None, probabilities=probabilities)
+
+    @property
+    def _below(self) -> Children:
+        """Of each node, those below it by their tokens, in order."""
+        if self._children is None:
+            children: Children = tuple([{} for _ in self.tokens])
+            for node in range(1, len(self.tokens)):
+                children[self.parents[node]][self.tokens[node]] = node
+            object.__setattr__(self, "_children", children)
+        return self._children or ()
 
     def __len__(self) -> int:
         """Number of nodes T, the root counted."""
@@ -131,7 +141,7 @@ class DraftTree:
         Raises:
             ConfigError: one is none, or is of no node; their numbers are read for it, from an accelerator too.
         """
-        check_distributions(drafted_from, self._children)
+        check_distributions(drafted_from, self._below)
         return replace(self, drafted_from=drafted_from)
 
     def with_probabilities(self, probabilities: tuple[float, ...]) -> "DraftTree":
@@ -145,11 +155,11 @@ class DraftTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, if there is one."""
-        return self._children[node].get(token)
+        return self._below[node].get(token)
 
     def children(self, node: int) -> Sequence[int]:
         """The children of `node`, first added first."""
-        return tuple(self._children[node].values())
+        return tuple(self._below[node].values())
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`, both included."""
@@ -171,7 +181,7 @@ class DraftTree:
             (self.probabilities[child] / self.probabilities[node], self.tokens[child] == token)
             for node, token in zip(path, tokens, strict=True)
             if self.probabilities[node] > 0.0
-            for child in self._children[node].values()
+            for child in self._below[node].values()
         ]
 
     def nodes_in(self, other: "DraftTree") -> list[int | None]:
@@ -233,21 +243,22 @@ class DraftTree:
 
     def _first_path(self) -> list[int]:
         """Nodes of the branch that takes the first child of every node, the root first."""
-        path = [0]
-        while self._children[path[-1]]:
-            path.append(next(iter(self._children[path[-1]].values())))
+        path, last = [0], 0
+        for node, parent in enumerate(self.parents):
+            if parent == last and node:
+                path.append(node)
+                last = node
         return path
 
     def _beginning(self, length: int) -> "DraftTree":
         """The first `length` nodes."""
-        parents, above, probabilities = self.parents[:length], self._children[:length], self.probabilities
-        children = tuple([{t: c for t, c in below.items() if c < length} if below else {} for below in above])
+        parents, probabilities = self.parents[:length], self.probabilities
         return DraftTree(
             self.tokens[:length],
             parents,
             self.depths[:length],
             self.is_chain or parents == tuple(range(-1, length - 1)),
-            children,
+            None,
             self.extra,
             None if self.drafted_from is None else {n: row for n, row in self.drafted_from.items() if n < length},
             None if probabilities is None else probabilities[:length],
@@ -257,13 +268,13 @@ class DraftTree:
         """The tree of these nodes in this order, each after its parent."""
         new = {node: place for place, node in enumerate(nodes)}
         parents = tuple([new.get(self.parents[node], -1) for node in nodes])
-        children, probabilities = [self._children[node] for node in nodes], self.probabilities
+        probabilities = self.probabilities
         return DraftTree(
             tuple([self.tokens[node] for node in nodes]),
             parents,
             tuple([self.depths[node] for node in nodes]),
             parents == tuple(range(-1, len(nodes) - 1)),
-            tuple([{t: new[c] for t, c in below.items() if c in new} if below else {} for below in children]),
+            None,
             self.extra,
             None if self.drafted_from is None else {new[n]: row for n, row in self.drafted_from.items() if n in new},
             None if probabilities is None else tuple([probabilities[node] for node in nodes]),
@@ -276,75 +287,23 @@ class DraftTree:
         """
         return torch.from_numpy(self.visible_array())
 
-    def visible_array(self) -> npt.NDArray[np.bool_]:
-        """`visible` as a NumPy array."""
-        num_nodes, num_columns = len(self.tokens), self.num_columns
-        rows: list[bytearray] = []
-        for node, parent in enumerate(self.parents):
-            row = bytearray(num_columns) if parent < 0 else rows[parent][:]
-            row[node] = 1
-            rows.append(row)
-        rows += [bytearray(num_columns)] * (num_columns - num_nodes)
-        mask = np.frombuffer(bytearray().join(rows), dtype=np.bool_).reshape(num_columns, num_columns)
-        if self.extra is not None:
-            visible = self.extra.visible.numpy()
-            mask[num_nodes:, 0], mask[num_nodes:, num_nodes:] = visible[:, 0], visible[:, 1:]
-        return mask
-
-
-class TreeBuilder:
-    """Grows a tree node by node; a token that the parent already has as a child is not added twice.
-
-    Args:
-        root (`int`): id of the last token of the text; it is node 0.
-    """
-
-    def __init__(self, root: int) -> None:
-        self._tokens, self._parents, self._depths = [root], [-1], [0]
-        self._children: list[dict[int, int]] = [{}]
-
-    def __len__(self) -> int:
-        """Number of nodes so far, the root counted."""
-        return len(self._tokens)
-
-    def add(self, parent: int, token: int) -> int:
-        """Index of the child of `parent` with `token`, added if it is not there.
+    def visible_array(self, width: int | None = None) -> npt.NDArray[np.bool_]:
+        """`visible` as a NumPy array.
 
         Args:
-            parent (`int`): index of a node.
-            token (`int`): a token id.
-
-        Raises:
-            ConfigError: there is no such node, or `token` is no number.
+            width (`int`, *optional*, defaults to C): rows and columns of a tree without extra tokens; those added see
+                what the last one sees.
         """
-        try:
-            known = self._children[parent if parent >= 0 else len(self)].get(token)
-        except (IndexError, TypeError) as error:
-            raise no_child(parent, token, len(self)) from error
-        if known is not None:
-            return known
-        node = len(self._tokens)
-        self._tokens.append(token)
-        self._parents.append(parent)
-        self._depths.append(self._depths[parent] + 1)
-        self._children[parent][token] = node
-        self._children.append({})
-        return node
-
-    def add_path(self, parent: int, tokens: Iterable[int]) -> int:
-        """Add `tokens` one under the other below `parent`; returns the last node.
-
-        Raises:
-            ConfigError: there is no such node, or `tokens` is no iterable of numbers.
-        """
-        try:
-            for token in tokens:
-                parent = self.add(parent, token)
-        except TypeError as error:
-            raise ConfigError("tokens", "must be a list of token ids", tokens, "Write [] for none.") from error
-        return parent
-
-    def build(self) -> DraftTree:
-        """The finished tree."""
-        children = tuple([{**below} for below in self._children])
-        return DraftTree.of_children(tuple(self._tokens), tuple(self._parents), tuple(self._depths), children)
+        num_nodes, rows = len(self.tokens), list[bytearray]()
+        width = width or self.num_columns
+        for node, parent in enumerate(self.parents):
+            row = bytearray(width) if parent < 0 else rows[parent][:]
+            row[node] = 1
+            rows.append(row)
+        rows += rows[-1:] * (width - num_nodes)
+        mask = np.frombuffer(bytearray().join(rows), dtype=np.bool_).reshape(width, width)
+        if self.extra is not None:
+            visible = self.extra.visible.numpy()
+            mask[num_nodes:] = False
+            mask[num_nodes:, 0], mask[num_nodes:, num_nodes:] = visible[:, 0], visible[:, 1:]
+        return mask

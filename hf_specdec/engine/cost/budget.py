@@ -190,6 +190,7 @@ class Budget:
         else:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
             self._pause_or_go_on(gain, num_live)
+        curve.line(self.max_nodes + 1)  # which the next step asks for, while the device has no work
 
     def _width_of(self, num_columns: int, num_rows: int) -> int:
         """Number of columns that a forward of `num_columns` takes the time of."""

@@ -78,6 +78,7 @@ class CostCurve:
         self.seconds_of_one: float | None = None
         self.is_measured = self.is_fixed = False
         self._estimate: TimeEstimate | None = None  # from the first step on
+        self._lines: dict[int, tuple[float, float]] = {}  # of these ratios
 
     @property
     def is_known(self) -> bool:
@@ -97,6 +98,11 @@ class CostCurve:
         Args:
             limit: the largest size that counts.
         """
+        if limit not in self._lines:
+            self._lines[limit] = self._line(limit)
+        return self._lines[limit]
+
+    def _line(self, limit: int) -> tuple[float, float]:
         sizes = [size for size in SIZES if 1 < size <= max(limit, 2)]
         second = self.ratio(2)
         far = [size for size in sizes if size >= FAR] or sizes[1:]  # between near ones noise decides
@@ -136,6 +142,7 @@ class CostCurve:
         is_first = self.seconds_of_one is None  # which tells what one token takes, by the ratio that is assumed
         self.seconds_of_one, ratios = self._estimate.observe(num_columns, seconds)
         self.ratios = [max(LEAST, ratio) for ratio in ratios]
+        self._lines = {}
         others = range(1, len(SIZES))
         place = 0 if num_columns == 1 else min(others, key=lambda place: abs(SIZES[place] - num_columns))
         self.counts[place] += not is_first or place == 0
@@ -146,7 +153,7 @@ class CostCurve:
         A short last line says little of sizes far beyond it, so the assumed slope has a share in it.
         """
         known = [0, *[place for place in range(1, len(SIZES)) if self.counts[place]]]
-        self.ratios[0] = 1.0
+        self.ratios[0], self._lines = 1.0, {}
         for left, right in itertools.pairwise(known):
             steepness = (self.ratios[right] - self.ratios[left]) / (SIZES[right] - SIZES[left])
             for place in range(left + 1, right):

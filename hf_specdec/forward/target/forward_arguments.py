@@ -8,6 +8,19 @@ import torch
 from hf_specdec import compat
 from hf_specdec.common.transfer import HOST
 
+SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+class KeptArguments(dict[str, Any]):
+    """Arguments that are the same in every forward of a width, but for the values of their tensors."""
+
+
+def with_token_types(kwargs: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """The arguments with the last token's type for each of `width` tokens."""
+    types = {name: kwargs[name] for name in TOKEN_TYPES if kwargs.get(name) is not None}
+    return {**kwargs, **{name: own[..., -1:].expand(*own.shape[:-1], width) for name, own in types.items()}}
+
 
 def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
     """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""

@@ -6,7 +6,7 @@ Models whose class prepares its inputs itself are asked at every step.
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,19 @@ from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.transfer import HOST, HostArrays, to_device
+from hf_specdec.common.transfer import HOST, Sender, to_device
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.target.adapters import TreeAdapter, TreePositions, takes_positions
-from hf_specdec.forward.target.forward_arguments import rows_of, rows_of_value, tensors_of
-from hf_specdec.forward.target.graph_masks import TREE
-from hf_specdec.forward.target.mask_rules import RuleMasks
+from hf_specdec.forward.target.forward_arguments import (
+    SHORTENED_LOGITS,
+    rows_of,
+    rows_of_value,
+    tensors_of,
+    with_token_types,
+)
+from hf_specdec.forward.target.graph_inputs import GraphInputs
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.forward.target.tree_layout import TreeLayout
 from hf_specdec.forward.target.tree_mask import TreeMasks
@@ -33,8 +38,6 @@ from hf_specdec.forward.target.tree_rows import TreeRows
 
 Array = npt.NDArray[Any]
 RUNWAY = 512  # mask columns prepared at once
-SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
-TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
 class StepInputs:
@@ -81,7 +84,6 @@ class StepInputs:
         self.attends = takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
         self.adapter = adapter
-        self.makes_masks = makes_masks and adapter is None
         self.tree: TreePositions | None = None
         self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
@@ -97,12 +99,13 @@ class StepInputs:
         if self.template.get(self.ids_key) is None:  # PEFT 0.21's virtual tokens
             raise UnsupportedModelError(f"its prepare_inputs_for_generation gives no {self.ids_key}")
         self.device = self.template[self.ids_key].device
-        self._send: Callable[..., list[torch.Tensor]] = functools.partial(to_device, device=self.device)
-        if reuses_tensors and isinstance(self.cache, StaticSpecCache):
-            self._send = self.cache.sender(self.device)
+        self._reuses_tensors = reuses_tensors
+        self._send = Sender(self.device) if reuses_tensors else functools.partial(to_device, device=self.device)
         self.start = num_cached
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
+        asks = adapter is not None or self.asks_model or self.base is None or follows_length
+        self._makes_masks = makes_masks and self.is_fixed and self.attends and not asks
         self._keeps_positions = positions is None and compat.counts_image_positions(model)
         self.follows_length, self.shortest = follows_length, 0
         self.lengths: torch.Tensor | None = None
@@ -111,7 +114,7 @@ class StepInputs:
         self._mask: torch.Tensor | None = None
         self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
         self._knows_padding = False
-        self._seen: torch.Tensor | None = None  # `(batch, K)` bool: the same over all columns, for `TREE`
+        self._graph_inputs: GraphInputs | None = None
 
     def over(
         self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks, adapter: TreeAdapter | None
@@ -119,7 +122,7 @@ class StepInputs:
         """The same for another model over another cache that holds the same texts, until the next commit."""
         own = copy.copy(self)
         own.model, own.cache, own.attention_cache, own.masks, own.adapter = model, cache, cache, masks, adapter
-        own.makes_masks = False
+        own._makes_masks = False  # noqa: SLF001 a copy of its own
         own.template = {**self.template, self.cache_argument: cache}
         own.kwargs = {**self.kwargs, self.cache_name: cache}
         for name in ("output_hidden_states", "output_attentions"):
@@ -144,6 +147,13 @@ class StepInputs:
         """
         first, total = layouts[0].first_new, len(layouts[0])
         ahead = [count - self.start for count in num_cached]
+        if self._makes_masks and not first:
+            tree, self.tree = self._rows_of(layouts), None
+            graph_inputs = self._graph_inputs or self._new_graph_inputs(tree, self._mask_of(max(ahead) + total))
+            if graph_inputs is not None:
+                return graph_inputs.of(layouts, self._positions_of(layouts, num_cached, False), tree, ids)
+        if isinstance(self.cache, StaticSpecCache):
+            self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
         in_sequence = is_even and all(row.is_chain for row in layouts)
         inputs = dict(self.template)
@@ -159,35 +169,21 @@ class StepInputs:
         if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
-        mask = self._mask_of(max(ahead) + total)
-        rules = None if rows is None or first else self._rules_for(rows, mask)
-        of_mask: HostArrays = ([], [])
-        if rows is not None and not in_sequence:
-            of_mask = self.masks.arrays(rows) if rules is None else rules.tree_arrays(rows)
-        if isinstance(self.cache, StaticSpecCache):
-            arrays.append(self.cache.next_columns(total - first, written=first))
-        found = self._send(arrays + of_mask[0], dtypes=[None] * len(arrays) + of_mask[1])
+        of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
+        found = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
         inputs.update(zip(keys, found, strict=False))
-        if isinstance(self.cache, StaticSpecCache):
-            self.cache.place(total - first, written=first, columns=found[len(keys)])
         if ids is not None:  # the other arguments stay where they are in the block that was sent
             inputs[self.ids_key] = ids
+        mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
         self.tree = None
         if rows is not None:
-            if rules is not None:
-                inputs.pop(self.mask_key, None)
-                inputs[TREE] = self._tree_of(rules, found[len(arrays) :])
-            is_made = rules is None and not in_sequence
-            built = self._mask_within(inputs, rows, mask, found[len(arrays) :]) if is_made else None
+            built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
             self._place_tree(inputs, layouts, rows, built)
         if packed is not None:
             inputs |= {key: packed.pack(inputs[key]) for key in (self.ids_key, self.positions_key)}  # (1, N)
-        for key in TOKEN_TYPES:
-            if inputs.get(key) is not None:
-                inputs[key] = inputs[key][..., -1:].expand(*inputs[key].shape[:-1], total - first)
-        return inputs
+        return with_token_types(inputs, total - first)
 
     @property
     def takes_packed_rows(self) -> bool:
@@ -202,24 +198,19 @@ class StepInputs:
         depths, visible = [row.depths for row in layouts], [row.visible() for row in layouts]
         return TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
 
-    def _rules_for(self, rows: TreeRows, mask: torch.Tensor | None) -> RuleMasks | None:
-        """The rules by which the forward makes its masks; `None` where it gets them made."""
-        if not (self.makes_masks and isinstance(self.cache, StaticSpecCache)):
-            return None
+    def _new_graph_inputs(self, rows: TreeRows, mask: torch.Tensor | None) -> GraphInputs | None:
+        """Makes the arguments of forwards that make their masks; `None`, now and later, where only the model can."""
+        assert isinstance(self.cache, StaticSpecCache)
+        names, padding = (self.ids_key, self.positions_key, self.mask_key), self._prompt_padding()
         if self.masks.is_asked:
             self.cache.place(rows.shape[1])
-            self.masks.build(rows, self.cache, mask, padding=self._prompt_padding())
-        return self.masks.rules
-
-    def _tree_of(self, rules: RuleMasks, sent: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """What the forward makes its masks of."""
-        assert isinstance(self.cache, StaticSpecCache)
-        num_keys, padding, batch = self.cache.capacity, self._prompt_padding(), len(self.texts)
-        if (batch > 1 or padding is not None) and (self._seen is None or self._seen.shape[1] != num_keys):
-            self._seen = torch.ones((batch, num_keys), dtype=torch.bool, device=self.device)
-            if padding is not None:
-                self._seen[:, : padding.shape[1]] = padding
-        return {"name": self.mask_key, **rules.tree(sent, self.cache.columns_on(self.device), self._seen, num_keys)}
+            self.masks.build(rows, self.cache, mask, padding=padding)
+        if (rules := self.masks.rules) is None:
+            self._makes_masks = False
+            return None
+        reuses = self._reuses_tensors
+        self._graph_inputs = GraphInputs(self.cache, self.template, names, rules, padding, reuses_tensors=reuses)
+        return self._graph_inputs
 
     def _mask_within(
         self, inputs: dict[str, Any], rows: TreeRows, mask: torch.Tensor | None, sent: Sequence[torch.Tensor]
@@ -256,7 +247,7 @@ class StepInputs:
         self.texts = [self.texts[row] for row in rows]
         if self.base is not None:
             self.base = rows_of_value(self.base, torch.tensor(rows, device=HOST), batch, -2)
-        self._first_positions = self._mask = self._seen = None
+        self._first_positions = self._mask = self._graph_inputs = None
         self._knows_padding = False
 
     def admit(self, other: "StepInputs", row: int | None) -> None:
@@ -272,7 +263,7 @@ class StepInputs:
         if self.base is not None:
             assert other.base is not None
             self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
-        self._first_positions = self._seen = None
+        self._first_positions = self._graph_inputs = None
 
     def forget_mask(self) -> None:
         """Go on without the 2-D mask of the prompt, which masks nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_specdec.common.transfer import HostArrays, additive_bits, to_device
+from hf_specdec.common.transfer import Array, HostArrays, additive_bits, to_device
 from hf_specdec.forward.target.tree_rows import TreeRows
 from hf_specdec.kernels.masks import mark_open
 
@@ -99,10 +99,10 @@ class RuleMasks:
             text[..., : padding.shape[1]].logical_and_(padding[:, None, None])
         return {kind: self._anywhere(rows, kind, columns, text, padding is None) for kind in self.windows}
 
-    def tree_arrays(self, rows: TreeRows) -> HostArrays:
+    def tree_arrays(self, rows: TreeRows) -> list[Array]:
         """All that `tree` is made of but the columns, to be brought to the rows' device."""
         blocks = [rows.seen_within(window)[:, None] for window in dict.fromkeys(self.windows.values())]
-        return blocks + [rows.first_within(window)[:, None, :, None] for window in self._distinct_windows], []
+        return blocks + [rows.first_within(window)[:, None, :, None] for window in self._distinct_windows]
 
     def tree(
         self, sent: Sequence[torch.Tensor], columns: torch.Tensor, padding: torch.Tensor | None, num_keys: int

@@ -82,8 +82,9 @@ class TreeLayout:
     def visible(self) -> npt.NDArray[np.bool_]:
         """`(new, C)` bool: which columns each new column sees."""
         total, num_pending = len(self), len(self.pending)
-        if not num_pending and not self.first_new and self.tree is not None and total == self.tree.num_columns:
-            return self.tree.visible_array()
+        whole = None if num_pending or self.first_new else self.tree
+        if whole is not None and (whole.extra is None or total == whole.num_columns):
+            return whole.visible_array(total)
         mask = np.zeros((total - self.first_new, total), dtype=np.bool_)
         mask.reshape(-1)[self.first_new :: total + 1] = True  # itself
         rows = self.new_rows

@@ -3,33 +3,22 @@
 #include "search.h"
 #include <string.h>
 
-/* Let the dictionary of a node's parent know it by its token. */
-static int add_child(PyObject *children, int parent, PyObject *token, int place) {
-    PyObject *number = PyLong_FromLong(place);
-    int failed = number == NULL || PyDict_SetItem(PyTuple_GetItem(children, parent), token, number) < 0;
-    Py_XDECREF(number);
-    return failed;
-}
-
-/* (nodes, tokens, parents, probabilities, depths, children) */
+/* (nodes, tokens, parents, probabilities, depths) */
 static PyObject *result_of(const Search *search, const int *found, int count) {
-    PyObject *parts[6] = {PyList_New(count)}, *result = NULL;
+    PyObject *parts[5] = {PyList_New(count)}, *result = NULL;
     int failed = parts[0] == NULL;
-    for (int part = 1; part < 6; part++) failed |= (parts[part] = PyTuple_New(count)) == NULL;
+    for (int part = 1; part < 5; part++) failed |= (parts[part] = PyTuple_New(count)) == NULL;
     for (int place = 0; !failed && place < count; place++) {
         const Node *node = &search->nodes.at[found[place]];
         int above = node->parent < 0 ? -1 : search->nodes.at[node->parent].place;
-        PyObject *token = PyLong_FromLong(node->token), *children = PyDict_New();
-        failed = token == NULL || children == NULL || PyList_SetItem(parts[0], place, PyLong_FromLong(found[place])) < 0 ||
+        failed = PyList_SetItem(parts[0], place, PyLong_FromLong(found[place])) < 0 ||
+                 PyTuple_SetItem(parts[1], place, PyLong_FromLong(node->token)) < 0 ||
                  PyTuple_SetItem(parts[2], place, PyLong_FromLong(above)) < 0 ||
                  PyTuple_SetItem(parts[3], place, PyFloat_FromDouble(node->probability)) < 0 ||
-                 PyTuple_SetItem(parts[4], place, PyLong_FromLong(node->depth)) < 0 ||
-                 (above >= 0 && add_child(parts[5], above, token, place));
-        PyTuple_SetItem(parts[1], place, token);
-        PyTuple_SetItem(parts[5], place, children);
+                 PyTuple_SetItem(parts[4], place, PyLong_FromLong(node->depth)) < 0;
     }
-    if (!failed && !PyErr_Occurred()) result = PyTuple_Pack(6, parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]);
-    for (int part = 0; part < 6; part++) Py_XDECREF(parts[part]);
+    if (!failed && !PyErr_Occurred()) result = PyTuple_Pack(5, parts[0], parts[1], parts[2], parts[3], parts[4]);
+    for (int part = 0; part < 5; part++) Py_XDECREF(parts[part]);
     return result;
 }
 

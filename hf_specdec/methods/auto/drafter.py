@@ -196,7 +196,7 @@ class AutoDrafter(RoundDrafter):
     def _tree_of(self, search: AnySearch, found: Found) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities, and with a window."""
         self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
-        tree = DraftTree.of_children(found.tokens, found.parents, found.depths, found.children, found.probabilities)
+        tree = DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
         if self.window is None:
             return tree
         cost = self._cost.of_node
@@ -261,9 +261,9 @@ class AutoDrafter(RoundDrafter):
 
     def _gained(self, search: AnySearch, found: Found, accepted: Sequence[int]) -> float:
         """Tokens gained where the text goes on with `accepted`: the mean of what is expected and of what came."""
-        node = depth = 0
-        while depth < len(accepted) and accepted[depth] in found.children[node]:
-            node, depth = found.children[node][accepted[depth]], depth + 1
+        node, depth = 0, 0
+        while depth < len(accepted) and (child := found.child(node, accepted[depth])) is not None:
+            node, depth = child, depth + 1
         expected = search.value(found.nodes)
         return (depth - expected) / 2.0 + self._value(search, found)
 

@@ -112,7 +112,6 @@ class PythonSearch:
             tuple([-1 if node.parent is None else places[node.parent.number] for node in found]),
             tuple([node.probability for node in found]),
             tuple([len(node.path) for node in found]),
-            tuple([{t: places[c.number] for t, c in node.children.items() if c.number in places} for node in found]),
         )
 
     def token(self, node: int) -> int:

@@ -45,7 +45,6 @@ class Found(NamedTuple):
         parents (`tuple[int, ...]`): place of each one's parent in these lists; -1 for the root.
         probabilities (`tuple[float, ...]`): that the target accepts it and all before it.
         depths (`tuple[int, ...]`): distance of each from the root.
-        children (`tuple[dict[int, int], ...]`): of each, the places of the nodes below it by their tokens.
     """
 
     nodes: list[int]
@@ -53,7 +52,11 @@ class Found(NamedTuple):
     parents: tuple[int, ...]
     probabilities: tuple[float, ...]
     depths: tuple[int, ...]
-    children: tuple[dict[int, int], ...]
+
+    def child(self, place: int, token: int) -> int | None:
+        """Place of the node below `place` that holds `token`, if there is one."""
+        below = range(place + 1, len(self.tokens))
+        return next((one for one in below if self.parents[one] == place and self.tokens[one] == token), None)
 
 
 class Sources:

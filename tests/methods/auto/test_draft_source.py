@@ -15,7 +15,7 @@ from hf_specdec.methods.common.translation import Translation
 from tests.helpers.tokenizers import byte_level, characters
 
 TARGET, DRAFT = byte_level(["so the theme of them is the end"] * 9, 290), characters()
-NOTHING_FOUND = Found([0], (0,), (-1,), (1.0,), (0,), ({},))
+NOTHING_FOUND = Found([0], (0,), (-1,), (1.0,), (0,))
 
 
 class Writer:
