@@ -30,7 +30,8 @@ def loaded() -> LoadedModel:
 def test_texts_over_the_emulated_device_are_plain_generates(loaded: LoadedModel, way: str) -> None:
     """`measure_steps` raises where a text differs; times are for `python -m tests.helpers.device_clock` to print."""
     steps = measure_steps(loaded, FORWARD, num_texts=1, **WAYS[way])
-    assert steps.seconds >= steps.busy >= FORWARD
+    assert steps.busy >= FORWARD
+    assert steps.seconds > 0.9 * steps.busy  # forwards that begin before the read are counted ahead of their time
 
 
 @pytest.mark.parametrize(("kind", "method"), [(Budget, "record"), (SpecStats, "record_step")])

@@ -207,9 +207,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--forward-ms", type=float, nargs="+", default=[6.1, 1.5])
     parser.add_argument("--texts", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=6, help="that the embedded target is widened to")
+    parser.add_argument("--model", help="another one; of a small one the host's caches keep what a step needs")
     arguments = parser.parse_args()
-    loaded = load_model(dtype="fp32", widen_to=(256, arguments.layers), device=torch.device("cpu"))
+    widen_to = None if arguments.model else (256, arguments.layers)
+    loaded = load_model(arguments.model, dtype="fp32", widen_to=widen_to, device=torch.device("cpu"))
     auto = {"spec_method": "auto", "spec_config": {"pool": "request"}}
     ways = {"auto": auto, "auto, sampled": auto | {"do_sample": True, "temperature": 0.7}}
     for milliseconds in arguments.forward_ms:

@@ -166,6 +166,7 @@ def test_an_update_replaced_for_the_whole_process_is_not_left_out(
     expected = plain(model, PROMPT, **CALL)
     assert expected.sequences.tolist() != usual
     same(model.generate(PROMPT, **CALL, spec_method=method), expected)
+    hf_specdec.enable(hf_specdec.disable(model))  # the probe has seen it
 
 
 def test_a_cache_class_that_the_model_makes_is_used_as_plain_generation_uses_it() -> None:
