@@ -11,12 +11,15 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec import compat
 from hf_specdec.engine import static_shapes
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
 from hf_specdec.forward.target import compiled_forward
 from hf_specdec.forward.target.compiled_forward import CompiledForward
+from hf_specdec.forward.target.graph_masks import TREE
 from tests.helpers.cover import wide_but
+from tests.helpers.devices import emulate
 from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
@@ -249,6 +252,32 @@ def test_on_an_accelerator_one_graph_serves_all_widths_until_that_of_one_token_p
     (forward,) = state_of(model).compiled.values()
     assert {width for _, width, _ in forward.shapes} == widths
     assert output.spec_stats.num_graphs == len(graphs) == num_graphs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_graph_takes_their_views(
+    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Views of one block, which one copy fills; the graph makes the masks of them."""
+    emulate(monkeypatch)
+    monkeypatch.setattr(static_shapes, "is_host", lambda device: False)
+    monkeypatch.setattr(compat, "mark_step_begin", lambda: None)  # which imports what warns
+    run, seen = CompiledForward._run, dict[int, list[Any]]()
+
+    def noted(self: CompiledForward, shape: tuple[int, ...], inputs: Any, checked: Any) -> Any:
+        seen.setdefault(shape[1], []).append((inputs, inputs["input_ids"]))
+        return run(self, shape, inputs, checked)
+
+    monkeypatch.setattr(CompiledForward, "_run", noted)
+    options = {"max_new_tokens": 24, **STATIC}
+    expected = plain(model, PROMPT, **options)
+    options |= {"compile_config": on_cpu(counting(graphs)), **METHODS[method]}
+    assert speculative(model, PROMPT, **options).equal(expected)
+    assert len(graphs) == 1
+    assert any(len(forwards) > 2 for forwards in seen.values())
+    for (first, ids), *others in seen.values():
+        assert TREE in first
+        assert all(inputs is first and own is ids for inputs, own in others)
 
 
 def test_a_wider_graph_serves_as_many_tokens_as_take_the_time_of_one(model: Any) -> None:
