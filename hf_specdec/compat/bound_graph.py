@@ -22,8 +22,9 @@ def graph_name(names: Iterable[str]) -> str | None:
 
 
 def attributes_of(holders: Iterable[object]) -> list[Any]:
-    """What the attributes of these objects are, to be compared by identity."""
-    return [value for holder in holders for value in vars(holder).values()]
+    """What the attributes of these objects and their dictionaries hold, to be compared by identity."""
+    values = [value for holder in holders for value in vars(holder).values()]
+    return values + [item for value in values if isinstance(value, dict) for item in value.values()]
 
 
 class GraphWatch:

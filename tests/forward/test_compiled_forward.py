@@ -155,13 +155,17 @@ def test_a_step_that_keeps_its_guards_is_asked_for_others_once_a_call(monkeypatc
 
 
 class Affine(torch.nn.Module):
-    """A module whose forward may keep its argument."""
+    """A module whose forward may keep its argument, as an attribute or a buffer."""
 
-    last: torch.Tensor | None = None
+    last: torch.Tensor | None
 
-    def __init__(self, *, keeps: bool) -> None:
+    def __init__(self, *, keeps: str) -> None:
         super().__init__()
-        self.weight, self.keeps = torch.nn.Parameter(torch.full((3,), 2.0)), keeps
+        self.weight, self.keeps = torch.nn.Parameter(torch.full((3,), 2.0)), bool(keeps)
+        if keeps == "buffer":
+            self.register_buffer("last", torch.zeros(3))
+        else:
+            self.last = None
 
     def forward(self, x: torch.Tensor, shift: dict[str, torch.Tensor]) -> Any:
         if self.keeps:
@@ -169,8 +173,8 @@ class Affine(torch.nn.Module):
         return CausalLMOutput(logits=self.weight * x + shift["by"]), x.sum()
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attributes_is_not_bound(keeps: bool) -> None:
+@pytest.mark.parametrize("keeps", ["", "attribute", "buffer"])
+def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attributes_is_not_bound(keeps: str) -> None:
     model = Affine(keeps=keeps)
     step = compat.compiled(lambda **inputs: model(**inputs), {"backend": counting([])})
 
@@ -187,7 +191,7 @@ def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attrib
             found, bound = direct.bind(given, lambda: [model])
             assert found[0].logits.tolist() == [12 * value] * 3
             assert model.last is (given["x"] if keeps else None)
-            assert (bound is None) == keeps
+            assert (bound is None) == bool(keeps)
             if bound is not None:
                 again = bound(**inputs(3.0))
                 assert again[0].logits.tolist() == [36.0] * 3
