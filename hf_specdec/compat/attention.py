@@ -3,7 +3,8 @@
 Names                              Why
 `sdpa_attention_forward`           what is computed in another way here, unless somebody registers another function
 `causal_mask_function`             by it alone it is known that a mask hides no text, without looking at its values
-`eager_attention_forward`          of a model's own file: what soft-capping and attention sinks mean for that model
+`eager_attention_forward`          of a model's own file: what soft-capping and attention sinks mean for that model; the
+                                   core takes its place in this package's forwards
 `_can_set_attn_implementation`, `_supports_sdpa`, `_supports_attention_backend`
                                    models with attention code of their own take a foreign mask for theirs
 `Tensor._version`                  tells a mask that was changed in place from the one that something was made of
@@ -20,7 +21,9 @@ from transformers.masking_utils import causal_mask_function as causal_mask_funct
 
 from hf_specdec.compat.generation import has_own_cache
 from hf_specdec.compat.masks import mask_function_of
+from hf_specdec.compat.modules import modules_of
 
+EAGER = "eager_attention_forward"
 # transformers' own functions that make something else than a 4-D tensor, under the names they are registered with.
 MASKS_OF_OTHER_KINDS = ("flash_attention_2", "flex_attention")
 
@@ -62,9 +65,18 @@ def asks_for_attention(model: PreTrainedModel) -> bool:
 
 def eager_attention_of(module: torch.nn.Module) -> Callable[..., Any] | None:
     """The plain attention function of the file that defines the module, or `None` where it has none of that name."""
-    forward: Any = inspect.unwrap(type(module).forward)
-    function: Callable[..., Any] | None = forward.__globals__.get("eager_attention_forward")
-    return function
+    return cast("Callable[..., Any] | None", _file_of(type(module)).get(EAGER))
+
+
+def files_with_eager_attention(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """The namespaces of the files that define the model's modules and have such a function, under `EAGER`."""
+    files = {id(file): file for cls in set(map(type, modules_of(model))) if EAGER in (file := _file_of(cls))}
+    return list(files.values())
+
+
+def _file_of(cls: type) -> dict[str, Any]:
+    forward: Any = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
+    return getattr(forward, "__globals__", {})
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

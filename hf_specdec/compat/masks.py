@@ -6,6 +6,7 @@ mask functions                     a tree's mask is the model's own mask evaluat
 `_attn_implementation`             names the mask function, on a private copy of the configuration
 """
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from hf_specdec.compat.models import max_positions, text_config
 from hf_specdec.compat.modules import modules_of
 
 MASKED = ("sdpa", "eager")  # attention that takes any mask
+NO_MODELS = ("builtins", "transformers.modeling_utils", "transformers.generation", "transformers.utils")
 WINDOWED = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 
 
@@ -123,6 +125,20 @@ def _names_in_class(kind: type) -> set[str]:
     file: dict[str, Any] = getattr(sys.modules.get(kind.__module__), "__dict__", {})
     names = _names_in(vars(kind).values())
     return names | _names_in(file[name] for name in names & file.keys() if isinstance(file[name], FunctionType))
+
+
+@functools.cache
+def names_in_own_methods(cls: Any) -> frozenset[str]:
+    """Names that the methods read which a model's file gives to one of its classes, or to those that it extends."""
+    files = (base for base in cls.__mro__ if not base.__module__.startswith(("torch.", *NO_MODELS)))
+    return frozenset().union(*(_names_in(vars(base).values()) for base in files))
+
+
+@functools.cache
+def methods_called(cls: Any, part: Any) -> dict[str, frozenset[str]]:
+    """Methods of a part's class, but for its forward, that those of `cls` call by their names, and what each reads."""
+    called = names_in_own_methods(cls) & vars(part).keys() - {"__init__", "forward"}
+    return {name: frozenset(_names_in([vars(part)[name]])) for name in called}
 
 
 def _names_in(functions: Iterable[Any]) -> set[str]:

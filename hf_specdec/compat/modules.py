@@ -1,10 +1,10 @@
 """A model's parts, walked in every call.
 
 Names                              Why
-`_modules`, `_parameters`          read directly, in a quarter of the time that torch's own iteration takes
+`_modules`, `_parameters`, `_base` read directly, in a quarter of the time that torch's own iteration takes
 `_forward_hooks`                   hooks are removed without their handles, which transformers does not keep
-`_output_capturing_hooks_installed`
-                                   by which transformers knows whether to put its hooks on a model
+`_output_capturing_hooks_installed`, `_active_collector`
+                                   by which transformers knows whether to put its hooks on a model, and what they keep
 `is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`
                                    torch has no public name for whether operations are traced, counted or replaced
 `torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
@@ -18,6 +18,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from transformers.utils.output_capturing import _active_collector
 
 grouped_mm = torch._grouped_mm
 int_mm = torch._int_mm
@@ -68,6 +69,18 @@ def remove_output_hooks(model: torch.nn.Module) -> None:
         if found:
             module._forward_hooks = type(hooks)((key, hook) for key, hook in hooks.items() if key not in found)
         vars(module).pop("_output_capturing_hooks_installed", None)
+
+
+def shows_attentions(module: torch.nn.Module) -> bool:
+    """True if the weights of the attention that a module returns are kept: by hooks of its own, or by transformers'."""
+    if any(getattr(hook, "__module__", None) != OUTPUT_HOOKS for hook in module._forward_hooks.values()):
+        return True
+    return any("attentions" in name for name in _active_collector.get() or ())
+
+
+def is_view_of_weight(tensor: torch.Tensor) -> bool:
+    """True for a parameter, a part of one, and a transposed one."""
+    return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
 
 
 def own_weights(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

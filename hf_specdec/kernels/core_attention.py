@@ -21,6 +21,8 @@ class CoreAttention:
         packed: where the queries, `(1, Hq, N, D)`, are those of packed rows.
         is_causal: whether without a mask a query sees no key after its own.
         bias: `(B or 1, Hq, M, K)`, added to the scores; `None` for none.
+        cap: what a score's size stays below: `cap * tanh(score / cap)`; `None` for none.
+        sinks: `(Hq,)` scores of a key that adds no value; `None` for none.
 
     Attributes:
         fits (`bool`): whether the core can compute it.
@@ -38,8 +40,11 @@ class CoreAttention:
         is_causal: bool = True,
         bias: torch.Tensor | None = None,
         packed: PackedRows | None = None,
+        cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        self._packed = packed
+        self._packed, self._cap = packed, cap or 0.0
+        self._sinks = None if sinks is None else sinks.detach().float().contiguous()
         hides_future = mask is None and is_causal and query.shape[2] > 1
         self.shape = query.shape[1:3]  # as the result has it
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -47,7 +52,9 @@ class CoreAttention:
         if query.dtype in cpu.HALVES:
             query, key, value = _padded(query, LANES), _padded(key, LANES), _padded(value, WIDTH)
         fits = not hides_future and _fits(query, key, value, mask, packed)
-        fits = fits and (bias is None or (packed is None and bias.shape[1:] == (*self.shape, key.shape[2])))
+        if bias is not None:
+            fits = fits and packed is None and sinks is None and bias.shape[1:] == (*self.shape, key.shape[2])
+        fits = fits and (sinks is None or (sinks.is_cpu and sinks.shape == query.shape[1:2]))
         if fits and bias is not None:
             query, key, value, mask = _by_head(query, key, value, mask, bias)
         self.query, self.key, self.value, self.mask = query, key, value, mask
@@ -63,7 +70,8 @@ class CoreAttention:
         num_queries, num_keys = self.query.shape[2], self.key.shape[2]
         buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
         heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
-        return cpu.trial("attention", self.mask is None, self._packed is None, *buckets, *heads, self._threads)
+        forms = (self.mask is None, self._packed is None, self._sinks is None, self._cap)
+        return cpu.trial("attention", *forms, *buckets, *heads, self._threads)
 
     def __call__(self) -> torch.Tensor:
         """The attention, `(B, M, Hq, Dv)`; `(1, N, Hq, Dv)` of packed rows."""
@@ -71,17 +79,17 @@ class CoreAttention:
         batch, num_heads, num_queries, dim = query.shape
         num_kv_heads, num_keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
         out = query.new_empty(batch, num_queries, num_heads, value_dim)
-        mask, row, line, bounds = 0, 0, 0, 0
+        mask, row, line, bounds, sinks = 0, 0, 0, 0, 0 if self._sinks is None else self._sinks.data_ptr()
         if packed is not None:
             batch, num_queries, bounds = len(packed.counts), packed.width, packed.bounds.data_ptr()
         if (given := self.mask) is not None:
             numbers = prepared(given, ("core",), lambda: additive(given, torch.float32, -torch.inf).contiguous())
             mask, row, line = numbers.data_ptr(), numbers.stride(0) * (len(numbers) > 1), numbers.stride(2)
         cpu.core.attention(
-            (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, out.data_ptr(), bounds),
+            (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, sinks, out.data_ptr(), bounds),
             (batch, num_kv_heads, num_heads // num_kv_heads, num_queries, num_keys, dim, value_dim),
-            (*query.stride()[:3], *key.stride()[:2], *value.stride()[:2], row, line),
-            self.scaling,
+            (*query.stride()[:3], *key.stride()[:2], *value.stride()[:3], row, line),
+            (self.scaling, self._cap),
             cpu.KINDS[query.dtype],
             self._threads,
             0 if self._threads == 1 else cpu.team(),
@@ -133,7 +141,7 @@ def _fits(
         and value_dim % WIDTH == 0
         and query.stride(3) == 1
         and key.stride()[2:] == (dim, 1)
-        and value.stride()[2:] == (value_dim, 1)
+        and value.stride(3) == 1
         and (mask is None or _mask_fits(mask, (batch, num_queries, num_keys)))
     )
 

@@ -1,6 +1,7 @@
 """Attention of a few queries in this package's own forwards: on a CPU by the compiled core, in fp32 where it is faster.
 
-Elsewhere on a CPU, and in the graphs that are compiled here, torch computes it without copies of grouped heads.
+`"sdpa"` takes it, and on a CPU `"eager"` where the core computes what a model's own function does. Elsewhere on a CPU,
+and in the graphs that are compiled here, torch computes `"sdpa"` without copies of grouped heads.
 
     attention = FewQueryAttention(model)
     with attention:        # in this thread, until the block ends
@@ -9,8 +10,7 @@ Elsewhere on a CPU, and in the graphs that are compiled here, torch computes it 
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,63 +19,48 @@ from transformers import PreTrainedModel
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, is_traced_for_us
-from hf_specdec.compat.attention import attention_function_of, register_attention, sdpa_attention_forward
+from hf_specdec.compat.attention import (
+    EAGER,
+    attention_function_of,
+    files_with_eager_attention,
+    register_attention,
+    sdpa_attention_forward,
+)
+from hf_specdec.compat.modules import shows_attentions
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
+from hf_specdec.kernels.eager import what_it_reads
 from hf_specdec.kernels.grouped import can_fold, folded
 from hf_specdec.kernels.key_order import FOREIGN, attended_in_order, is_key_order
+from hf_specdec.kernels.own_forward import here as blocks
 from hf_specdec.kernels.products import Watch
 
 NAME = "sdpa"
-
-
-@dataclass(slots=True)
-class Attended:
-    """Attention of the forwards in a `counted` block.
-
-    Attributes:
-        by_core (`int`): calls that the core has computed.
-        by_torch (`set[str]`): classes of the modules whose attention torch has computed, and functions of torch that
-            have added up other products.
-    """
-
-    by_core: int = 0
-    by_torch: set[str] = field(default_factory=set)
+Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class _Here(threading.local):
-    """Depth of blocks in this thread, whether the core may compute in them, their packed rows, and what counts them."""
+    """Depth of blocks in this thread, whether the core may compute in them, and their packed rows."""
 
     depth = 0
     has_core = False
     packed: PackedRows | None = None
-    counting: Attended | None = None
 
 
 _here = _Here()
 _register_lock = threading.Lock()
 
 
-@contextlib.contextmanager
-def counted() -> Iterator[Attended]:
-    """A block whose calls of torch's attention, in blocks with the core in this thread, are counted."""
-    outer, _here.counting = _here.counting, Attended()
-    try:
-        yield _here.counting
-    finally:
-        _here.counting = outer
-
-
 def watch() -> Watch | None:
     """A block whose products torch computes are counted too, where attention is."""
-    return None if _here.counting is None else Watch(_here.counting.by_torch)
+    return None if blocks.counting is None else Watch(blocks.counting.by_torch)
 
 
 class FewQueryAttention:
-    """A block in which torch's attention takes the faster way, in the thread that enters it.
+    """A block in which attention takes the faster way, in the thread that enters it.
 
-    Outside, and for what is not known here, the function that is registered for `"sdpa"` is transformers' own. Off the
-    CPU nothing is wrapped unless the block's forwards are compiled.
+    Outside, and for what is not known here, the function that is registered for `"sdpa"` is transformers' own, and that
+    of a model's file the model's. Off the CPU nothing is wrapped unless the block's forwards are compiled.
 
     Args:
         model: whose attention it is; `None` for one that is known to be torch's.
@@ -90,10 +75,13 @@ class FewQueryAttention:
         *,
         is_compiled: bool = False,
     ) -> None:
-        is_torchs = model is None or attention_implementation(model.config) == NAME
+        name = NAME if model is None else attention_implementation(model.config)
         self._is_on_host = is_host(torch.device(device if model is None else model.device))
-        self.is_used = is_torchs and (self._is_on_host or is_compiled)
-        if self.is_used:
+        self._files: list[dict[str, Any]] = []
+        if model is not None and name == "eager" and self._is_on_host and not is_compiled:
+            self._files = files_with_eager_attention(model)
+        self.is_used = bool(self._files) or (name == NAME and (self._is_on_host or is_compiled))
+        if name == NAME and self.is_used:
             _register()
 
     def __enter__(self) -> None:
@@ -102,6 +90,8 @@ class FewQueryAttention:
         if not _here.depth:
             _here.has_core = self._is_on_host and cpu.why_unused() is None and cpu.is_usual()
         _here.depth += 1
+        for file in self._files if _here.has_core else ():
+            _put_eager(file)
 
     def __exit__(self, *_: object) -> None:
         if self.is_used:
@@ -110,7 +100,8 @@ class FewQueryAttention:
     @property
     def takes_packed_rows(self) -> bool:
         """Returns whether queries of packed rows find the keys of their own rows."""
-        return self.is_used and self._is_on_host and isinstance(attention_function_of(NAME), _Attention)
+        is_torchs = self.is_used and not self._files
+        return is_torchs and self._is_on_host and isinstance(attention_function_of(NAME), _Attention)
 
     @contextlib.contextmanager
     def packing(self, packed: PackedRows) -> Iterator[None]:
@@ -180,16 +171,68 @@ class _Attention:
         own = None
         if is_known:
             own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal, bias=bias, packed=packed)
-        if (counting := _here.counting) is not None:
-            if own is not None and own.fits:
-                counting.by_core += 1
-            else:
-                counting.by_torch.add(type(module).__name__)
-        if own is None or not own.fits:
-            return torchs()
-        if (trial := own.trial) is None:
-            return own(), None
-        return trial(lambda: (own(), None), torchs, own.work)
+        return _faster(module, own, torchs)
+
+
+class _EagerAttention:
+    """The attention function of a model's file, and inside a block the core's.
+
+    Attributes:
+        reads: `what_it_reads` of it.
+    """
+
+    def __init__(self, original: Callable[..., Result], reads: frozenset[str]) -> None:
+        self.__wrapped__, self.reads = original, reads
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Result:
+        def models() -> Result:
+            return self.__wrapped__(module, query, key, value, attention_mask, *args, **kwargs)
+
+        if torch.compiler.is_compiling() or not (_here.depth and _here.has_core):
+            return models()
+        bias, cap = (kwargs.get(name) if name in self.reads else None for name in ("position_bias", "softcap"))
+        sinks = module.sinks if "sinks" in self.reads else None
+        scaling, own = kwargs.get("scaling"), None
+        is_known = not (args or scaling is None or (bias is not None and query.dtype not in cpu.HALVES))
+        if is_known and not (kwargs.get("dropout") or kwargs.get("output_attentions") or shows_attentions(module)):
+            own = CoreAttention(
+                query, key, value, attention_mask, scaling, is_causal=False, bias=bias, cap=cap, sinks=sinks
+            )
+        return _faster(module, own, models)
+
+
+def _faster(module: torch.nn.Module, own: CoreAttention | None, torchs: Callable[[], Result]) -> Result:
+    """A module's attention by the core where that can compute it, in fp32 where it is faster; counted."""
+    fits = own is not None and own.fits
+    if (counting := blocks.counting) is not None:
+        if fits:
+            counting.by_core += 1
+        else:
+            counting.by_torch.add(type(module).__name__)
+    if own is None or not fits:
+        return torchs()
+    if (trial := own.trial) is None:
+        return own(), None
+    return trial(lambda: (own(), None), torchs, own.work)
+
+
+def _put_eager(file: dict[str, Any]) -> None:
+    """Put the function with the core's way in the place of a file's own, unless the core computes something else, or
+    somebody has put another there.
+    """
+    with _register_lock:
+        function = file[EAGER]
+        if getattr(function, "__globals__", None) is file and (reads := what_it_reads(function)) is not None:
+            file[EAGER] = _EagerAttention(function, reads)
 
 
 def _register() -> None:

@@ -17,7 +17,7 @@ from hf_specdec.compat import is_compiled, modules_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LinearForward
 from hf_specdec.kernels.own_forward import OwnForward, here
-from hf_specdec.kernels.products import ProductsForward
+from hf_specdec.kernels.products import ProductsForward, other_methods
 from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
 from hf_specdec.kernels.rms_norm import NormForward
 
@@ -46,8 +46,11 @@ class FewTokenLayers:
         dtype, device = getattr(model, "dtype", None), getattr(model, "device", None)
         is_half = dtype in cpu.HALVES and device is not None and is_host(device)
         kinds = (*KINDS, ProductsForward) if is_half else KINDS
-        forwards = (_forward_for(module, kinds) for module in modules_of(model)) if is_used else ()
+        modules = modules_of(model) if is_used else ()
+        forwards = (_forward_for(module, kinds) for module in modules)
         self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
+        for module in modules if is_half else ():
+            self.forwards += other_methods(module)
         self._installed: list[OwnForward] = []  # while this block is open
 
     @property
@@ -70,7 +73,7 @@ class FewTokenLayers:
             return
         with _lock:
             for forward in self.forwards:
-                installed = vars(forward.module).setdefault("forward", forward)
+                installed = vars(forward.module).setdefault(forward.name, forward)
                 if isinstance(installed, OwnForward):  # this one, or that of another thread
                     installed.users += 1
                     self._installed.append(installed)
@@ -83,8 +86,8 @@ class FewTokenLayers:
         with _lock:
             for forward in self._installed:
                 forward.users -= 1
-                if not forward.users and vars(forward.module).get("forward") is forward:
-                    del vars(forward.module)["forward"]
+                if not forward.users and vars(forward.module).get(forward.name) is forward:
+                    del vars(forward.module)[forward.name]
             self._installed.clear()
 
 

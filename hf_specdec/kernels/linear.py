@@ -7,6 +7,7 @@ its matrix transposed.
 """
 
 import torch
+from torch.nn.functional import pad
 
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
@@ -41,6 +42,8 @@ class LinearForward(WeightForward):
             return False
         is_transposed = type(module) is Conv1D
         num_out, num_in = reversed(weight.shape) if is_transposed else weight.shape
+        if weight.dtype != torch.float32 and not is_transposed:
+            return True
         is_whole = num_in % LANES == 0 and not (is_transposed and num_out % WIDTH)
         return is_whole and (weight.dtype != torch.float32 or weight.numel() >= LEAST_WEIGHTS)
 
@@ -88,7 +91,7 @@ def can_multiply(
         tokens.numel()
         and tokens.dtype in cpu.KINDS
         and tokens.shape[-1] == num_in
-        and num_in % LANES == 0
+        and (num_in % LANES == 0 or (tokens.dtype in cpu.HALVES and not is_transposed))
         and not (is_transposed and num_out % WIDTH)
         and all(one.dtype == tokens.dtype and one.is_contiguous() for one in (weight, bias) if one is not None)
         and all(type(one) in PLAIN and one.is_cpu for one in (tokens, weight, bias) if one is not None)
@@ -104,7 +107,12 @@ def core_product(
     num_threads: int | None = None,
     is_transposed: bool = False,
 ) -> torch.Tensor:
-    """Multiply what `can_multiply` has named, each token's sums in one order beside any other tokens: `(..., out)`."""
+    """Multiply what `can_multiply` has named, each token's sums in one order beside any other tokens: `(..., out)`.
+
+    Inputs that are no multiple of 8, as of Gemma 3n's four streams, get zeros, in a copy of the matrix too.
+    """
+    if missing := -tokens.shape[-1] % LANES:
+        tokens, weight = pad(tokens, (0, missing)), pad(weight, (0, missing))
     num_out = weight.shape[1 if is_transposed else 0]
     threads = cpu.threads_for(tokens.numel() * num_out) if num_threads is None else num_threads
     tokens, num_in = tokens.contiguous(), tokens.shape[-1]

@@ -1,6 +1,9 @@
 """Replaces a layer's forward in threads that are inside a block, and keeps torch's in all others."""
 
+import contextlib
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
@@ -9,13 +12,38 @@ from hf_specdec.compat.modules import parameters_of
 from hf_specdec.kernels import cpu
 
 
+@dataclass(slots=True)
+class Attended:
+    """Attention of the forwards in a `counted` block.
+
+    Attributes:
+        by_core (`int`): calls that the core has computed.
+        by_torch (`set[str]`): classes of the modules whose attention torch has computed, and functions of torch that
+            have added up other products.
+    """
+
+    by_core: int = 0
+    by_torch: set[str] = field(default_factory=set)
+
+
 class _Here(threading.local):
-    """Depth of blocks in this thread."""
+    """Depth of blocks in this thread, and what counts their attention."""
 
     depth = 0
+    counting: Attended | None = None
 
 
 here = _Here()
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Attended]:
+    """A block whose calls of attention, in blocks with the core in this thread, are counted."""
+    outer, here.counting = here.counting, Attended()
+    try:
+        yield here.counting
+    finally:
+        here.counting = outer
 
 
 def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
@@ -27,10 +55,12 @@ class OwnForward:
     """Replacement `forward` of a module while a block is open in any thread.
 
     Attributes:
+        name (`str`): `"forward"`, or that of another method.
         users (`int`): open blocks.
     """
 
     __slots__ = ("module", "users")
+    name = "forward"
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.users = module, 0

@@ -1,4 +1,4 @@
-"""Matrix products in the code of a module of its own, as of experts and their router: by the core in bf16 and fp16.
+"""Products in the code of a module of its own, as of experts and their router: by the core in bf16 and fp16.
 
 A mode of torch sees the products that the module's forward asks for. In the forwards that try a model another sees all
 that are left to torch.
@@ -6,13 +6,15 @@ that are left to torch.
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hf_specdec.compat.modules import grouped_mm, own_weights
+from hf_specdec.compat.masks import methods_called, names_in_own_methods
+from hf_specdec.compat.modules import grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
+from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.linear import can_multiply, core_product
 from hf_specdec.kernels.own_forward import OwnForward, here
 
@@ -24,23 +26,44 @@ PRODUCTS = frozenset(
         *("rmatmul", "scaled_dot_product_attention", "solve_triangular", "tensordot"),
     )
 )
+FEW = 4  # products of a sum that is added up here
 
 
 class ProductsForward(OwnForward):
-    """The forward of a module with matrices that no other kernel knows, in a model of 16 bits."""
+    """The forward of a module whose own code multiplies, in a model of 16 bits, or another of its methods.
 
-    __slots__ = ()
+    Args:
+        name: the method's.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, module: torch.nn.Module, name: str = "forward") -> None:
+        super().__init__(module)
+        self.name = name
 
     @staticmethod
     def can_replace(module: torch.nn.Module) -> bool:
-        """Returns whether the module's own code, and not torch's, may multiply by its matrices."""
-        is_torchs = type(module).__module__.startswith("torch.") or isinstance(module, torch.nn.Embedding)
-        return not is_torchs and any(weight.dim() > 1 and weight.dtype in cpu.KINDS for weight in own_weights(module))
+        """Returns whether the module's own code, and not torch's, may multiply by its matrices, or attends itself."""
+        kind: Any = type(module)
+        if kind.__module__.startswith("torch.") or isinstance(module, torch.nn.Embedding):
+            return False
+        has_weights = any(weight.dim() > 1 and weight.dtype in cpu.KINDS for weight in own_weights(module))
+        return has_weights or "scaled_dot_product_attention" in names_in_own_methods(kind)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's class has it."""
         with _mode if here.depth else contextlib.nullcontext():
-            return type(self.module).forward(self.module, *args, **kwargs)
+            return getattr(type(self.module), self.name)(self.module, *args, **kwargs)
+
+
+def other_methods(module: torch.nn.Module) -> list[ProductsForward]:
+    """Replacements of methods that a module calls of its parts and that multiply, as Gemma 3n's layers do."""
+    found, kind = [], cast(Any, type(module))
+    for part in module.children():
+        methods = methods_called(kind, cast(Any, type(part)))
+        found += [ProductsForward(part, name) for name, read in methods.items() if "matmul" in read]
+    return found
 
 
 def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -68,9 +91,56 @@ def _grouped(
     return out
 
 
+def _matmul(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor | None:
+    """Products with a weight `(in, out)`, or with one of `(experts, in, out)` for its tokens each; few in any shape."""
+    if kwargs or len(args) != 2:
+        return None
+    tokens, matrix = args
+    if tokens.dim() == matrix.dim() == 4 and 1 < tokens.shape[3] == matrix.shape[2] <= FEW:
+        columns, rows = tokens.permute(3, 0, 1, 2).float(), matrix.permute(2, 3, 0, 1).float().unsqueeze(4)
+        out = columns[0] * rows[0]  # (out, B, M, N), which is how Gemma 3n goes on
+        for column, row in zip(columns[1:], rows[1:], strict=True):
+            out += column * row
+        return out.to(tokens.dtype).permute(1, 2, 3, 0)
+    if not is_view_of_weight(matrix) or matrix.dim() not in (2, 3) or (matrix.dim() == 3 and tokens.dim() != 3):
+        return None
+    is_transposed = matrix.is_contiguous()
+    weights = matrix if is_transposed else matrix.mT
+    if weights.dim() == 2:
+        fits = can_multiply(tokens, weights, is_transposed=is_transposed)
+        return core_product(tokens, weights, is_transposed=is_transposed) if fits else None
+    if len(tokens) != len(weights) or not can_multiply(tokens[0], weights[0], is_transposed=is_transposed):
+        return None
+    out = tokens.new_zeros(*tokens.shape[:2], matrix.shape[2])
+    for expert, chosen in enumerate(tokens.ne(0).any(dim=2)):  # Llama 4 has zeros for the tokens of other experts
+        if (some := tokens[expert, chosen]).numel():
+            out[expert, chosen] = core_product(some, weights[expert], is_transposed=is_transposed)
+    return out
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **_: Any,
+) -> torch.Tensor | None:
+    own = CoreAttention(query, key, value, attn_mask, scale, is_causal=is_causal)
+    if dropout_p or not own.fits or query.dtype not in cpu.HALVES:
+        return None
+    if here.counting is not None:
+        here.counting.by_core += 1
+    return own().transpose(1, 2)
+
+
 BY_CORE: dict[Callable[..., Any], Callable[..., torch.Tensor | None]] = {
     torch.nn.functional.linear: _linear,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
     grouped_mm: _grouped,
+    **dict.fromkeys((torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), _matmul),
 }
 
 
@@ -99,6 +169,10 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0].strip("_")
-        if name in PRODUCTS and not (isinstance(args[0], torch.Tensor) and args[0].shape[-1] == 1):  # nothing is added
+        if name in PRODUCTS and not (isinstance(args[0], torch.Tensor) and _adds_nothing(args[0])):
             self._seen.add(name)
         return func(*args, **(kwargs or {}))
+
+
+def _adds_nothing(tokens: torch.Tensor) -> bool:
+    return tokens.shape[-1] == 1 or not tokens.numel()

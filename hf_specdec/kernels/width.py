@@ -5,20 +5,22 @@ from transformers import PreTrainedModel
 
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, innermost_decoder, is_compiled, modules_of
+from hf_specdec.compat.masks import MASKED
 from hf_specdec.compat.modules import parameters_of
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.few_query import NAME as ATTENTION
 from hf_specdec.kernels.few_token import FewTokenLayers
 from hf_specdec.kernels.key_order import why_unordered
 from hf_specdec.kernels.linear import FORWARDS, LANES
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
+
+CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str | None:
     """Reason why forwards of several tokens may round otherwise than forwards of one.
 
     `None` where the core computes every sum over a token's numbers and over the keys that it sees, each in one order.
-    What it has no kernel for, such as attention with sinks, only a trial forward shows.
+    What it has no kernel for, such as attention that a model's own code adds up, only a trial forward shows.
 
     Args:
         in_order (`bool`): whether all forwards have one width, and attention adds up in the order of the text. Then
@@ -35,8 +37,8 @@ def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str |
         return f"torch chooses a kernel by the number of tokens: {reason}"
     if is_compiled(model):
         return "a compiled forward has kernels for each number of tokens"
-    if (name := attention_implementation(model.config)) != ATTENTION:
-        return f'{name!r} attention rounds by the number of tokens; attn_implementation="{ATTENTION}" does not'
+    if (name := attention_implementation(model.config)) not in (MASKED[:1] if in_order else MASKED):
+        return f'{name!r} attention rounds by the number of tokens; attn_implementation="sdpa" does not'
     known = {forward.module for forward in FewTokenLayers(model).forwards}
     if in_order:
         known = {module for module in modules_of(model) if type(module) in FORWARDS}
@@ -45,7 +47,7 @@ def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str |
         if module in prompts_alone:
             continue
         is_known = module in known or isinstance(module, torch.nn.Embedding) or _is_widened(module)
-        is_known = is_known or (isinstance(module, torch.nn.Conv1d) and not in_order)  # a trial forward shows its use
+        is_known = is_known or (isinstance(module, CONVOLUTIONS) and not in_order)  # a trial forward shows its use
         if not is_known and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None

@@ -62,7 +62,8 @@ with.
   and `"eager"` only.
 - **FlashAttention**: transformers' own code for it, on a stand-in for its library in plain torch. It takes no mask of a
   tree, so chains are verified. *not offered*: by transformers, for this class.
-- **eager**: the model's own attention function. *own code*: where xformers is refused.
+- **eager**: the model's own attention function; on CPUs [the kernels](../guides/precision.md#kernels-for-cpus) take its
+  place, soft caps and sinks included. *own code*: where xformers is refused.
 - **equal**: whether every text was plain generation's under the same attention, and xformers' that of the class's own.
   *another text*: transformers' plain generation under this attention differs from the one it loads the class with.
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface
 
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.kernels import core_attention, cpu
+from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.few_query import FewQueryAttention
 from tests.kernels.layer_cases import decided, has_core, writes_plains_text
 from tests.kernels.test_attention_function import arguments, layer_of
@@ -55,15 +55,18 @@ def case(
     }
 
 
-def exact(given: dict[str, Any]) -> torch.Tensor:
+def exact(given: dict[str, Any], *, cap: float | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
     """In fp64, `(B, M, Hq, Dv)`."""
     query, key, value, mask = (given[name] for name in ("query", "key", "value", "attention_mask"))
     groups = query.shape[1] // key.shape[1]
     key, value = (part.double().repeat_interleave(groups, dim=1) for part in (key, value))
-    mask = mask.double() if mask is not None and mask.is_floating_point() else mask
-    return F.scaled_dot_product_attention(query.double(), key, value, attn_mask=mask, scale=given["scaling"]).transpose(
-        1, 2
-    )
+    scores = query.double() @ key.transpose(2, 3) * given["scaling"]
+    scores = scores if cap is None else cap * (scores / cap).tanh()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=3)
+    return (scores.softmax(dim=3)[..., : key.shape[2]] @ value).transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
@@ -80,6 +83,21 @@ def test_it_is_the_attention_but_for_its_rounding(
         assert result.dtype == dtype and result.is_contiguous()
         torch.testing.assert_close(result.double(), exact(given), atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
         assert calls.pop() == (batch, heads[1], heads[0] // heads[1], queries, keys, *dims)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("scale", [1e-3, 0.2, 9.0])
+@pytest.mark.parametrize("options", [{"cap": 5.0}, {"sinks": 3.0}, {"cap": 50.0, "sinks": -40.0}], ids=str)
+def test_scores_have_caps_and_heads_have_sinks(options: dict[str, float], scale: float, dtype: torch.dtype) -> None:
+    """Whether scores are small beside the cap or beyond it; and values may stand apart, as parts of a projection."""
+    given = case(5, 130, (64, 48), dtype=dtype) | {"scaling": scale}
+    given["value"] = torch.cat([given["value"], given["value"]], dim=3)[..., 48:]
+    sinks = options["sinks"] + torch.randn(4) if "sinks" in options else None
+    settings: dict[str, Any] = {"cap": options.get("cap"), "sinks": None if sinks is None else sinks.to(dtype)}
+    own = CoreAttention(*given.values(), **settings)
+    assert own.fits and not given["value"].is_contiguous()
+    expected = exact(given, **settings)
+    torch.testing.assert_close(own().double(), expected, atol=ROUNDING[dtype] * 8, rtol=ROUNDING[dtype] * 4)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
@@ -178,7 +196,7 @@ def test_fp32_alone_is_timed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 
 def test_the_core_refuses_what_it_cannot_attend_to() -> None:
     numbers = torch.zeros(4096)
-    addresses = (numbers.data_ptr(),) * 6
+    addresses = (numbers.data_ptr(),) * 7
     for dim, value_dim, kind, threads, team in (
         (12, 16, 0, 1, 0),
         (16, 8, 0, 1, 0),
@@ -187,7 +205,7 @@ def test_the_core_refuses_what_it_cannot_attend_to() -> None:
         (16, 16, 0, 2, 0),
     ):
         with pytest.raises(ValueError, match="no attention"):
-            cpu.core.attention(addresses, (1, 1, 1, 1, 4, dim, value_dim), (0,) * 9, 1.0, kind, threads, team)
+            cpu.core.attention(addresses, (1, 1, 1, 1, 4, dim, value_dim), (0,) * 10, (1.0, 0.0), kind, threads, team)
 
 
 @pytest.mark.at_most(2)

@@ -13,7 +13,7 @@ from hf_specdec import compat
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import FewQueryAttention
 from tests.helpers.graphs import STATIC, on_cpu
-from tests.kernels.families import family_model
+from tests.kernels.families import family_model, implementation
 from tests.kernels.test_attention_function import arguments, layer_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -222,12 +222,13 @@ def test_verifying_copies_no_keys(asked: dict[str, Any], keys: list[tuple[int, i
 
 
 def test_a_model_of_other_attention_enters_no_block() -> None:
+    """Its own functions are the core's on a CPU, where nothing is compiled."""
     model = family_model("llama")
-    model.set_attn_implementation("eager")
-    try:
+    with implementation(model, "strict"):
         assert not FewQueryAttention(model).is_used
-    finally:
-        model.set_attn_implementation("sdpa")
+    with implementation(model, "eager"):
+        assert FewQueryAttention(model).is_used
+        assert not FewQueryAttention(model, is_compiled=True).is_used
     assert FewQueryAttention(model).is_used
 
 

@@ -15,7 +15,8 @@ from hf_specdec.kernels.width import reason_for_width
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT
-from tests.kernels.families import family_model, padded
+from tests.helpers.zoo_wide import build, shrunk
+from tests.kernels.families import family_model, implementation, padded
 from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed
 
 pytestmark = has_core
@@ -23,10 +24,14 @@ HALVES = [torch.bfloat16, torch.float16]
 EXACT = ["llama_mha", "llama_mqa", "qwen2", "mistral_wide", "gemma3_wide"]
 NARROW = ["llama", "qwen3", "gpt2", "bart"]  # heads of 8 and 12 numbers
 EXPERTS = ["mixtral_wide", "qwen3_moe", "deepseek_v3"]
+PLAIN_FUNCTIONS = ["gemma2", "gpt_oss"]  # loaded with "eager" attention
+OWN_PRODUCTS = ["falcon"]
 OTHERS = {
-    "gemma2": "'eager' attention",
+    "bloom": "torch computes baddbmm, bmm",
     "qwen3_next": "torch computes linalg_solve_triangular, matmul",
 }
+# Model types with attention or products of another kind.
+WIDE = ["deepseek_v2", "gemma3n_text", "granite_swa", "jetmoe", "llama4", "minicpm3", "vaultgemma"]
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
@@ -74,7 +79,9 @@ def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -
 
     seen_keys, seen_values = random(1, heads, num_seen, head_dim), random(1, heads, num_seen, head_dim)
     query = random(1, groups * heads, 1, head_dim, scale=3.0)
-    alone = CoreAttention(query, seen_keys, seen_values, None, None)
+    options: dict[str, Any] = {"cap": 8.0} if seed % 2 else {}
+    options |= {"sinks": random(groups * heads, scale=3.0)} if seed % 4 > 1 else {}
+    alone = CoreAttention(query, seen_keys, seen_values, None, None, **options)
     columns = torch.randperm(num_seen + num_hidden, generator=at)[:num_seen].sort().values
     keys, values = (random(2, heads, num_seen + num_hidden, head_dim, scale=9.0) for _ in range(2))
     keys[1, :, columns], values[1, :, columns] = seen_keys[0], seen_values[0]
@@ -83,17 +90,35 @@ def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -
     mask = torch.rand(2, 1, num_queries, num_seen + num_hidden, generator=at) > 0.5
     mask[1, 0, place] = False
     mask[1, 0, place, columns] = True
-    together = CoreAttention(queries, keys, values, mask, None)
+    together = CoreAttention(queries, keys, values, mask, None, **options)
     assert alone.fits and together.fits
     assert torch.equal(together()[1, place], alone()[0, 0])
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("family", [*EXACT, *NARROW, *EXPERTS, "lfm2", "t5"])
+@pytest.mark.parametrize("family", [*EXACT, *NARROW, *EXPERTS, *PLAIN_FUNCTIONS, *OWN_PRODUCTS, "lfm2", "t5"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dtype, rows: int) -> None:
+    check_trees(family_model(family, dtype), rows)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "bart", "qwen3_moe", "t5"])
+def test_so_are_they_with_the_models_own_attention_functions(family: str, rows: int) -> None:
+    with implementation(family_model(family, torch.bfloat16), "eager") as model:
+        check_trees(model, rows)
+
+
+@pytest.mark.parametrize("model_type", WIDE)
+def test_so_are_they_in_models_of_other_kinds(model_type: str) -> None:
+    model = build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16)
+    for rows in (1, 3):
+        check_trees(hf_specdec.enable(model), rows)
+
+
+def check_trees(model: Any, rows: int) -> None:
     """Random trees over whole models, alone and in batches padded on the left."""
-    model, inputs = family_model(family, dtype), padded(PROMPT, rows=rows)
+    inputs = padded(PROMPT, rows=rows)
     settings: dict[str, Any] = {
         "max_new_tokens": 20,
         "do_sample": False,
@@ -107,6 +132,22 @@ def test_logits_of_trees_are_those_of_single_tokens(family: str, dtype: torch.dt
     assert torch.equal(drafted.sequences, plain.sequences)
     assert torch.equal(torch.stack(drafted.logits), torch.stack(plain.logits))
     assert drafted.spec_stats.plan.rounding_reason is None
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", [*PLAIN_FUNCTIONS, *OWN_PRODUCTS, "deepseek_v3"])
+def test_every_method_writes_one_text(family: str, do_sample: bool, rows: int) -> None:
+    model = family_model(family, torch.bfloat16)
+    for seed in range(3):
+        texts = set()
+        for method, nodes in (("plain", None), ("prompt_lookup", None), ("lookahead", None), ("auto", 4), ("auto", 32)):
+            torch.manual_seed(seed)
+            given: dict[str, Any] = {} if nodes is None else {"spec_config": {"num_nodes": nodes}}
+            inputs = padded(PROMPT.roll(seed, dims=1), rows=rows)
+            text = model.generate(**inputs, **given, spec_method=method, do_sample=do_sample, max_new_tokens=16)
+            texts.add(str(text.tolist()))
+        assert len(texts) == 1
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)], ids=str)

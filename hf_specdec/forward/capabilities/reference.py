@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.kernels.few_query import counted
+from hf_specdec.kernels.own_forward import counted
 
 PROMPT_LENGTH, LONGEST_PROMPT = 7, 1024
 PERIOD = 6

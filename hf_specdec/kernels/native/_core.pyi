@@ -16,10 +16,10 @@ _Learned = tuple[array[float], array[int], array[float], array[float], array[flo
 INTERFACE: int
 
 def attention(
-    addresses: tuple[int, int, int, int, int, int],  # of query, key, value, mask, result, bounds of packed rows
+    addresses: tuple[int, ...],  # of query, key, value, mask, sinks, result, bounds of packed rows
     sizes: tuple[int, int, int, int, int, int, int],
     strides: tuple[int, ...],
-    scale: float,
+    scale_and_cap: tuple[float, float],
     kind: int,
     num_threads: int,
     team: int,

@@ -22,14 +22,16 @@ enum { LANES = 8, TOGETHER = 8 };              /* floats of a register; queries 
 typedef struct {
     const Tiles *tiles;
     const char *query, *key, *value;
-    const float *mask; /* added to the scores, (batch, num_queries, num_keys); NULL where nothing is hidden */
+    const float *mask;  /* added to the scores, (batch, num_queries, num_keys); NULL where nothing is hidden */
+    const float *sinks; /* (heads,) scores of a key that adds no value; NULL for none */
     void *out;         /* (batch, num_queries, heads, value_dim) */
     int64_t batch, kv_heads, groups, num_queries, num_keys, dim, value_dim;
-    /* Numbers from one row of a batch, head or query to the next; those of a key, value or query are without gaps. */
-    int64_t query_strides[3], key_strides[2], value_strides[2], mask_strides[2];
+    /* Numbers from one row of a batch, head or query to the next; those of a key, value or query are without gaps, and
+     * so are the keys of a head. */
+    int64_t query_strides[3], key_strides[2], value_strides[3], mask_strides[2];
     const int64_t *packed; /* (batch + 1,) each row's first query in one line, (batch,) keys at its end that it sees none
                               of; NULL where all rows have `num_queries` */
-    float scale;
+    float scale, cap; /* `cap` times the hyperbolic tangent of a score's share of it is its place; 0 for none */
     int kind, has_no_memory;
     int64_t next;
 } Job;
@@ -64,33 +66,50 @@ AVX2 static inline __m256 powers_of_two(__m256 whole) {
     return _mm256_and_ps(_mm256_cmp_ps(whole, least, _CMP_GE_OQ), _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23)));
 }
 
-/* Two to the power of at most half a unit, as `exponential` has e's. */
-AVX2 static inline __m256 fractions_of_two(__m256 power) {
+AVX2 static inline __m256 nearest_whole(__m256 numbers) {
+    __m256 rounds = _mm256_set1_ps(ROUNDS);
+    return _mm256_sub_ps(_mm256_add_ps(numbers, rounds), rounds);
+}
+
+/* Two to the power of at most half a unit, as `exponential` has e's, less 1 and plus `one`. */
+AVX2 static inline __m256 fractions_of_two(__m256 power, float one) {
     __m256 rest = _mm256_mul_ps(power, _mm256_set1_ps(LN_2)), value = _mm256_set1_ps(COEFFICIENTS[0]);
     UNROLLED for (int degree = 1; degree < 6; degree++) value =
         _mm256_fmadd_ps(value, rest, _mm256_set1_ps(COEFFICIENTS[degree]));
-    return _mm256_fmadd_ps(_mm256_mul_ps(value, rest), rest, _mm256_add_ps(rest, _mm256_set1_ps(1.0f)));
+    return _mm256_fmadd_ps(_mm256_mul_ps(value, rest), rest, _mm256_add_ps(rest, _mm256_set1_ps(one)));
+}
+
+/* (1 - p) / (1 + p) of p, e to minus twice a number; no number stays none. */
+AVX2 static inline __m256 hyperbolic_tangents(__m256 numbers) {
+    __m256 minus = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
+    __m256 power = _mm256_mul_ps(_mm256_or_ps(numbers, minus), _mm256_set1_ps(2.0f * LOG2_E));
+    power = _mm256_max_ps(_mm256_set1_ps(LEAST_POWER), power);
+    __m256 nearest = nearest_whole(power), scale = powers_of_two(nearest); /* p - 1, exact where p is nearly 1: */
+    __m256 less = _mm256_fmadd_ps(scale, fractions_of_two(_mm256_sub_ps(power, nearest), 0.0f), _mm256_sub_ps(scale, one));
+    __m256 size = _mm256_div_ps(less, _mm256_add_ps(less, _mm256_set1_ps(2.0f)));
+    return _mm256_xor_ps(size, _mm256_andnot_ps(numbers, minus));
 }
 
 /* Make one query's scores of `count` keys weights, and what it summed up before comparable to them. Weights are relative
  * to a whole power of two, so that another base is an exact scale. A hidden key weighs 0. */
 AVX2 static void weigh(const Job *job, const Room *room, int64_t r, const float *mask, int64_t count) {
-    float *scores = room->scores + r * SPACE, *sums = room->sums + r * job->value_dim;
+    float *scores = room->scores + r * SPACE, *sums = room->sums + r * job->value_dim, cap = job->cap;
     float lanes[LANES], before = room->base[r], most = before;
-    int64_t whole = count / LANES * LANES, end = (count + LANES - 1) / LANES * LANES;
-    __m256 scale = _mm256_set1_ps(job->scale * LOG2_E), log2_e = _mm256_set1_ps(LOG2_E), rounds = _mm256_set1_ps(ROUNDS);
-    __m256 hidden = _mm256_set1_ps(-INFINITY), least = _mm256_set1_ps(LEAST_POWER), largest = hidden;
-    for (int64_t k = 0; k < end; k += LANES) {
-        float rest[LANES] = {0.0f}; /* of the mask, where that ends before the lanes */
-        if (mask != NULL && k == whole) memcpy(rest, mask + k, (size_t)(count - k) * sizeof(float));
-        __m256 added = _mm256_loadu_ps(mask == NULL || k == whole ? rest : mask + k);
-        __m256 power = _mm256_fmadd_ps(_mm256_loadu_ps(scores + k), scale, _mm256_mul_ps(added, log2_e));
-        power = _mm256_max_ps(least, power); /* no number stays none */
-        _mm256_storeu_ps(scores + k, _mm256_blendv_ps(power, hidden, _mm256_cmp_ps(added, hidden, _CMP_EQ_OQ)));
+    int64_t whole = count / LANES * LANES; /* the rest's lanes after the last key are hidden */
+    for (int l = 0; l < LANES; l++) lanes[l] = whole + l >= count ? -INFINITY : mask == NULL ? 0.0f : mask[whole + l];
+    __m256 scale = _mm256_set1_ps((cap > 0.0f ? cap : job->scale) * LOG2_E), share = _mm256_set1_ps(job->scale / cap);
+    __m256 log2_e = _mm256_set1_ps(LOG2_E), least = _mm256_set1_ps(LEAST_POWER), hidden = _mm256_set1_ps(-INFINITY);
+    __m256 rest = _mm256_loadu_ps(lanes), largest = hidden;
+    for (int64_t k = 0; k < count; k += LANES) {
+        __m256 added = k == whole ? rest : mask == NULL ? _mm256_setzero_ps() : _mm256_loadu_ps(mask + k);
+        __m256 score = _mm256_loadu_ps(scores + k);
+        if (cap > 0.0f) score = hyperbolic_tangents(_mm256_mul_ps(score, share));
+        score = _mm256_max_ps(least, _mm256_fmadd_ps(score, scale, _mm256_mul_ps(added, log2_e))); /* as above */
+        score = _mm256_blendv_ps(score, hidden, _mm256_cmp_ps(added, hidden, _CMP_EQ_OQ));
+        largest = _mm256_max_ps(score, largest);
+        _mm256_storeu_ps(scores + k, score);
     }
-    for (int64_t k = count; k < end; k++) scores[k] = -INFINITY;
-    for (int64_t k = 0; k < end; k += LANES) largest = _mm256_max_ps(_mm256_loadu_ps(scores + k), largest);
-    _mm256_storeu_ps(lanes, _mm256_sub_ps(_mm256_add_ps(largest, rounds), rounds));
+    _mm256_storeu_ps(lanes, nearest_whole(largest));
     for (int l = 0; l < LANES; l++) most = lanes[l] > most ? lanes[l] : most;
     if (most > before && room->totals[r] > 0.0f) {
         float share = before - most < -126.0f ? 0.0f : float_of((uint32_t)(int32_t)(before - most + 127.0f) << 23);
@@ -99,10 +118,9 @@ AVX2 static void weigh(const Job *job, const Room *room, int64_t r, const float 
     }
     room->base[r] = most;
     __m256 base = _mm256_set1_ps(most == -INFINITY ? 0.0f : most);
-    for (int64_t k = 0; k < end; k += LANES) {
-        __m256 score = _mm256_loadu_ps(scores + k), power = _mm256_max_ps(least, score);
-        __m256 nearest = _mm256_sub_ps(_mm256_add_ps(power, rounds), rounds);
-        __m256 weights = _mm256_mul_ps(fractions_of_two(_mm256_sub_ps(power, nearest)),
+    for (int64_t k = 0; k < count; k += LANES) {
+        __m256 score = _mm256_loadu_ps(scores + k), power = _mm256_max_ps(least, score), nearest = nearest_whole(power);
+        __m256 weights = _mm256_mul_ps(fractions_of_two(_mm256_sub_ps(power, nearest), 1.0f),
                                        powers_of_two(_mm256_sub_ps(nearest, base)));
         weights = _mm256_andnot_ps(_mm256_cmp_ps(score, hidden, _CMP_EQ_OQ), weights);
         _mm256_storeu_ps(scores + k, weights);
@@ -118,15 +136,11 @@ static inline void add_weights(const float *scores, float *totals, const int row
     UNROLLED for (int r = 0; r < rows; r++) totals[r] = sums[r];
 }
 
+/* The same of all queries; there is room after the last. */
 static void sum_up(const float *scores, float *totals, int64_t rows, int64_t count) {
-    for (; rows >= TOGETHER; rows -= TOGETHER, scores += TOGETHER * SPACE, totals += TOGETHER)
+    for (; rows > TILE_TOKENS; rows -= TOGETHER, scores += TOGETHER * SPACE, totals += TOGETHER)
         add_weights(scores, totals, TOGETHER, count);
-    for (; rows > 0; rows -= TILE_TOKENS, scores += TILE_TOKENS * SPACE, totals += TILE_TOKENS) {
-        if (rows >= TILE_TOKENS) add_weights(scores, totals, TILE_TOKENS, count);
-        else if (rows == 3) add_weights(scores, totals, 3, count);
-        else if (rows == 2) add_weights(scores, totals, 2, count);
-        else add_weights(scores, totals, 1, count);
-    }
+    if (rows > 0) add_weights(scores, totals, TILE_TOKENS, count);
 }
 
 /* All queries of one group, in one row of the batch. */
@@ -135,7 +149,7 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
     int64_t first_query = packed ? packed[b] : b * job->num_queries, start = packed ? packed[b] * strides[2] : b * strides[0];
     int64_t num_queries = packed ? packed[b + 1] - packed[b] : job->num_queries;
     int64_t num_keys = job->num_keys - (packed ? packed[job->batch + 1 + b] : 0);
-    int64_t size = size_of(job->kind), rows = job->groups * num_queries, heads = job->groups * job->kv_heads;
+    int64_t size = size_of(job->kind), space = job->value_strides[2], rows = job->groups * num_queries, heads = job->groups * job->kv_heads;
     const char *keys = job->key + (b * job->key_strides[0] + head * job->key_strides[1]) * size;
     const char *values = job->value + (b * job->value_strides[0] + head * job->value_strides[1]) * size;
     memset(room->sums, 0, (size_t)(rows * job->value_dim) * sizeof(float));
@@ -145,8 +159,9 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
         if (job->kind == FP32 || !job->tiles->widens_tokens)
             memcpy(room->queries + r * job->dim * size, query, (size_t)(job->dim * size));
         else widen((const uint16_t *)query, job->kind, job->dim, (float *)room->queries + r * job->dim);
-        room->base[r] = -INFINITY;
-        room->totals[r] = 0.0f;
+        float sink = job->sinks == NULL ? -INFINITY : job->sinks[h] * LOG2_E;
+        room->base[r] = rintf(sink);
+        room->totals[r] = sink == -INFINITY ? 0.0f : exp2f(sink - room->base[r]);
     }
     for (int64_t first = 0; first < num_keys; first += KEYS) {
         int64_t count = min_of(num_keys - first, KEYS);
@@ -159,8 +174,8 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
         sum_up(room->scores, room->totals, rows, count);
         for (int64_t r = 0; r < rows; r += TILE_TOKENS)
             mixes[job->kind][min_of(rows - r, TILE_TOKENS) - 1](
-                room->scores + r * SPACE, SPACE, values + first * job->value_dim * size, job->value_dim, count,
-                job->value_dim, room->sums + r * job->value_dim, job->value_dim, 0);
+                room->scores + r * SPACE, SPACE, values + first * space * size, space, count, job->value_dim,
+                room->sums + r * job->value_dim, job->value_dim, 0);
     }
     for (int64_t r = 0; r < rows; r++) {
         int64_t h = head * job->groups + r / num_queries, t = r % num_queries;
@@ -174,8 +189,8 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
 /* What one thread does: groups of queries, each of them whichever is next. */
 static void work(void *argument) {
     Job *job = argument;
-    int64_t rows = job->groups * job->num_queries, unit, num_units = job->batch * job->kv_heads;
-    float *numbers = malloc((size_t)(rows * (job->dim + SPACE + job->value_dim + 2)) * sizeof(float));
+    int64_t rows = (job->groups * job->num_queries + TOGETHER - 1) / TOGETHER * TOGETHER, unit;
+    float *numbers = calloc((size_t)(rows * (job->dim + SPACE + job->value_dim + 2)), sizeof(float));
     if (numbers == NULL) {
         __atomic_store_n(&job->has_no_memory, 1, __ATOMIC_RELAXED);
         return;
@@ -184,20 +199,20 @@ static void work(void *argument) {
     room.sums = room.scores + rows * SPACE;
     room.base = room.sums + rows * job->value_dim;
     room.totals = room.base + rows;
-    while ((unit = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < num_units)
+    while ((unit = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->batch * job->kv_heads)
         attend(job, &room, unit / job->kv_heads, unit % job->kv_heads);
     free(numbers);
 }
 
 PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     Job job = {0};
-    unsigned long long query, key, value, mask, out, packed, team;
+    unsigned long long query, key, value, mask, sinks, out, packed, team;
     unsigned num_threads;
     int64_t *q = job.query_strides, *k = job.key_strides, *v = job.value_strides, *m = job.mask_strides;
-    if (!PyArg_ParseTuple(args, "(KKKKKK)(LLLLLLL)(LLLLLLLLL)fiIK", &query, &key, &value, &mask, &out, &packed, &job.batch,
-                          &job.kv_heads, &job.groups, &job.num_queries, &job.num_keys, &job.dim, &job.value_dim, &q[0],
-                          &q[1], &q[2], &k[0], &k[1], &v[0], &v[1], &m[0], &m[1], &job.scale, &job.kind, &num_threads,
-                          &team))
+    if (!PyArg_ParseTuple(args, "(KKKKKKK)(LLLLLLL)(LLLLLLLLLL)(ff)iIK", &query, &key, &value, &mask, &sinks, &out, &packed,
+                          &job.batch, &job.kv_heads, &job.groups, &job.num_queries, &job.num_keys, &job.dim,
+                          &job.value_dim, &q[0], &q[1], &q[2], &k[0], &k[1], &v[0], &v[1], &v[2], &m[0], &m[1],
+                          &job.scale, &job.cap, &job.kind, &num_threads, &team))
         return NULL;
     job.packed = (const int64_t *)(uintptr_t)packed;
     if (job.kind >= FP32 && job.kind <= FP16 && job.dim > 0) job.tiles = tiles_for(job.kind, job.dim);
@@ -209,6 +224,7 @@ PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     job.key = (const char *)(uintptr_t)key;
     job.value = (const char *)(uintptr_t)value;
     job.mask = (const float *)(uintptr_t)mask;
+    job.sinks = (const float *)(uintptr_t)sinks;
     job.out = (void *)(uintptr_t)out;
     Py_BEGIN_ALLOW_THREADS
     if (num_threads > 1) ((Team *)(uintptr_t)team)(work, &job, num_threads, 0);
@@ -216,10 +232,5 @@ PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_END_ALLOW_THREADS
     if (job.has_no_memory) return PyErr_NoMemory();
     return new_none();
-}
-#else
-PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
-    PyErr_SetString(PyExc_ValueError, "there is no attention for this processor");
-    return NULL;
 }
 #endif

@@ -169,9 +169,4 @@ PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!is_done) return PyErr_NoMemory();
     return new_none();
 }
-#else
-PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
-    PyErr_SetString(PyExc_ValueError, "there are no linear layers for this processor");
-    return NULL;
-}
 #endif

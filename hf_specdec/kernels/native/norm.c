@@ -66,9 +66,4 @@ PyObject *core_rms_norm(PyObject *Py_UNUSED(module), PyObject *args) {
           epsilon, kind);
     return new_none();
 }
-#else
-PyObject *core_rms_norm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
-    PyErr_SetString(PyExc_ValueError, "there are no norms for this processor");
-    return NULL;
-}
 #endif

@@ -122,27 +122,23 @@ static int child_made(Search *search, int parent, int32_t token) {
 int search_find(Search *search, const Arrays *arrays, int budget, double floor, int *found) {
     Queue queue = {NULL, 0, 0};
     Least best = {NULL, 0, 0};
-    int count = 1, arrivals = 0;
+    int count = 1, arrivals = 0, failed = 0;
     found[0] = 0;
     while (count <= budget) {
         int node = found[count - 1];
-        if (offer_following(search, arrays, node, floor, budget, &queue, &best, &arrivals) < 0) {
-            count = -1;
-            break;
-        }
+        failed = offer_following(search, arrays, node, floor, budget, &queue, &best, &arrivals) < 0;
+        if (failed) break;
         if (best.count == budget && best.at[0] > floor) floor = best.at[0];
         if (queue.count == 0) break;
         Waiting next = queue_pop(&queue);
         int child = child_made(search, next.parent, next.token);
-        if (child < 0) {
-            count = -1;
-            break;
-        }
+        failed = child < 0;
+        if (failed) break;
         search->nodes.at[child].probability = next.probability;
         search->nodes.at[child].place = count;
         found[count++] = child;
     }
     PyMem_Free(queue.at);
     PyMem_Free(best.at);
-    return count;
+    return failed ? -1 : count;
 }
