@@ -100,6 +100,11 @@ class KeptColumns(_Sent):
         """`(batch, 1, C)` bool."""
         return self._on(device, "on_path", lambda: self._on_path[:, None])
 
+    @property
+    def parents(self) -> Array:
+        """`(batch, C)`: as of all columns; -2 for those that are not kept."""
+        return np.where(self._on_path, self.columns.parents, -2)
+
     def last_index(self, device: torch.device) -> torch.Tensor:
         """`(batch,)`: `last` + 1, the text's last token being 0."""
         return self._on(device, "last_index", lambda: self.last + 1)

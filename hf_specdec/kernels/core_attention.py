@@ -50,7 +50,11 @@ class CoreAttention:
         self.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         self.value_dim = value.shape[-1]
         if query.dtype in cpu.HALVES:
-            query, key, value = _padded(query, LANES), _padded(key, LANES), _padded(value, WIDTH)
+            query, key, value = (
+                _padded(query, LANES),
+                _without_gaps(_padded(key, LANES)),
+                _without_gaps(_padded(value, WIDTH)),
+            )
         fits = not hides_future and _fits(query, key, value, mask, packed)
         if bias is not None:
             fits = fits and packed is None and sinks is None and bias.shape[1:] == (*self.shape, key.shape[2])
@@ -103,6 +107,11 @@ def _padded(heads: torch.Tensor, multiple: int) -> torch.Tensor:
     """Heads of other sizes with zeros up to the next that the core takes, which change no sum."""
     missing = -heads.shape[-1] % multiple
     return pad(heads, (0, missing)) if missing else heads
+
+
+def _without_gaps(heads: torch.Tensor) -> torch.Tensor:
+    """Keys or values next to each other, which those that a layer splits from one product are not."""
+    return heads if heads.stride()[-2:] == (heads.shape[-1], 1) else heads.contiguous()
 
 
 def _by_head(

@@ -16,6 +16,7 @@ from hf_specdec.kernels.own_forward import WeightForward, here, is_readable
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
 MOST_TOKENS = 256  # of fp32; torch's products of more are as fast
+AT_ONCE = 1024  # tokens, of which the core has a copy in fp32
 LEAST_WEIGHTS = 1 << 15  # of a layer in fp32; a call takes longer than smaller ones
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 FORWARDS = {cls: cls.forward for cls in (torch.nn.Linear, Conv1D)}  # before anybody replaces them
@@ -113,16 +114,21 @@ def core_product(
     """
     if missing := -tokens.shape[-1] % LANES:
         tokens, weight = pad(tokens, (0, missing)), pad(weight, (0, missing))
-    num_out = weight.shape[1 if is_transposed else 0]
+    num_out, num_in = weight.shape[1 if is_transposed else 0], tokens.shape[-1]
+    count = tokens.numel() // num_in
     threads = cpu.threads_for(tokens.numel() * num_out) if num_threads is None else num_threads
-    tokens, num_in = tokens.contiguous(), tokens.shape[-1]
+    if count > AT_ONCE:
+        pieces = torch.split(tokens.reshape(count, num_in), AT_ONCE)
+        found = [core_product(one, weight, bias, num_threads=threads, is_transposed=is_transposed) for one in pieces]
+        return torch.cat(found).view(*tokens.shape[:-1], num_out)
+    tokens = tokens.contiguous()
     out = tokens.new_empty((*tokens.shape[:-1], num_out))
     cpu.core.linear(
         tokens.data_ptr(),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
-        tokens.numel() // num_in,
+        count,
         num_out,
         num_in,
         cpu.KINDS[tokens.dtype],

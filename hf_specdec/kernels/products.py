@@ -1,7 +1,7 @@
 """Products in the code of a module of its own, as of experts and their router: by the core in bf16 and fp16.
 
-A mode of torch sees the products that the module's forward asks for. In the forwards that try a model another sees all
-that are left to torch.
+A mode of torch sees the products that the module's forward asks for, and functions of single numbers that torch rounds
+in two ways. In the forwards that try a model another sees all products that are left to torch.
 """
 
 import contextlib
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.masks import methods_called, names_in_own_methods
 from hf_specdec.compat.modules import grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
@@ -27,6 +29,15 @@ PRODUCTS = frozenset(
     )
 )
 FEW = 4  # products of a sum that is added up here
+
+
+# Functions of single numbers whose code for whole vectors of them rounds otherwise than that for the rest.
+BY_VECTORS = (
+    *(functional.elu, functional.gelu, functional.silu, functional.softplus),
+    *(torch.rsqrt, torch.sigmoid, torch.Tensor.rsqrt, torch.Tensor.sigmoid),
+)
+VECTORS = 64  # numbers that torch's loops compute at once, at most
+SERIAL = 1 << 14  # numbers that torch leaves to one thread
 
 
 class ProductsForward(OwnForward):
@@ -66,8 +77,39 @@ def other_methods(module: torch.nn.Module) -> list[ProductsForward]:
     return found
 
 
+def alike_in(numbers: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A block that rounds products and functions of single numbers alike in any forward, if `numbers` are halves."""
+    is_half = here.depth and numbers.dtype in cpu.HALVES and is_host(numbers.device)
+    return _mode if is_half else contextlib.nullcontext()
+
+
+def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
+    if not is_host(numbers.device):
+        return function(numbers, **kwargs)
+    flat = numbers.reshape(-1)
+    flat = functional.pad(flat, (0, -len(flat) % VECTORS)) if len(flat) % VECTORS else flat
+    if torch.get_num_threads() == 1 or len(flat) <= SERIAL:
+        found = function(flat, **kwargs)
+    else:
+        found = torch.cat([function(piece, **kwargs) for piece in torch.split(flat, SERIAL)])
+    return found[: numbers.numel()].view(numbers.shape)
+
+
 def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     return core_product(tokens, weight, bias) if can_multiply(tokens, weight, bias) else None
+
+
+def _weight_first(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+    """Product of `(out, in)` with `(..., in, Q)`, or of `(heads, 1, out, in)` with `(heads, batch, in, Q)` (Zamba)."""
+    if weight.dim() == 4 and weight.shape[1] == 1 and len(weight) == len(tokens):
+        heads = [_weight_first(one[0], columns) for one, columns in zip(weight, tokens, strict=True)]
+        found = [one for one in heads if one is not None]
+        return torch.stack(found) if len(found) == len(heads) else None
+    if weight.dim() != 2 or tokens.dim() < 2:
+        return None
+    found_by_core = _linear(tokens.transpose(-1, -2), weight)
+    return None if found_by_core is None else found_by_core.transpose(-1, -2)
 
 
 def _grouped(
@@ -96,6 +138,8 @@ def _matmul(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor | None:
     if kwargs or len(args) != 2:
         return None
     tokens, matrix = args
+    if is_view_of_weight(tokens):
+        return _weight_first(*args)
     if tokens.dim() == matrix.dim() == 4 and 1 < tokens.shape[3] == matrix.shape[2] <= FEW:
         columns, rows = tokens.permute(3, 0, 1, 2).float(), matrix.permute(2, 3, 0, 1).float().unsqueeze(4)
         out = columns[0] * rows[0]  # (out, B, M, N), which is how Gemma 3n goes on
@@ -136,11 +180,19 @@ def _attention(
     return own().transpose(1, 2)
 
 
+def _function(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor | None]:
+    def compute(numbers: torch.Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> torch.Tensor | None:
+        return None if args or inplace else by_vectors(function, numbers, **kwargs)
+
+    return compute
+
+
 BY_CORE: dict[Callable[..., Any], Callable[..., torch.Tensor | None]] = {
-    torch.nn.functional.linear: _linear,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
+    functional.linear: _linear,
+    functional.scaled_dot_product_attention: _attention,
     grouped_mm: _grouped,
     **dict.fromkeys((torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), _matmul),
+    **{function: _function(function) for function in BY_VECTORS},
 }
 
 

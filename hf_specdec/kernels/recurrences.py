@@ -1,14 +1,18 @@
-"""Recurrences of state layers over a tree of columns, all at once, from the state before them.
+"""Recurrences of state layers over a tree of columns, from the state before them.
 
 Each function takes the arguments of transformers' function for several tokens and computes what the function for one
 token gives along every path. What a state after a column is made of stays with the layer (`cache/state_layer.py`).
 
 A head's state is a matrix S. Column i has a decay a_i, a key k_i and an update u_i: S_i = a_i S_parent + k_i u_iᵀ.
-So S_i = c_i S + Σ_j (c_i / c_j) k_j u_jᵀ over the columns j on its path, c being the product of the decays on a path:
-Yang et al., Gated Delta Networks, arXiv:2412.06464, section 3.3, with ancestors in the place of all columns before.
-Mamba's state decays by channel and by dimension, which allows no such form: it is computed column by column.
+On a CPU the core computes that, row by row of S, so that all columns' rows stay in the first cache. A column's numbers
+are the same bits whatever other columns there are. Mamba's channels are values, of which each has its own decays.
+
+Elsewhere S_i = c_i S + Σ_j (c_i / c_j) k_j u_jᵀ over the columns j on its path, c being the product of the decays on a
+path: Yang et al., Gated Delta Networks, arXiv:2412.06464, section 3.3, with ancestors in the place of all columns
+before. Mamba's state decays by channel and by dimension, which allows no such form: it is computed column by column.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +22,10 @@ from torch.nn import functional
 from hf_specdec.cache.state_layer import Columns, KeptColumns, StateLayer
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.state_layers import ACTIVATIONS
+from hf_specdec.kernels.core_recurrence import CoreColumns, read_by_core
 
 EPS = 1e-6  # of the norm of queries and keys
+HEADS = 16  # of Mamba's channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +74,22 @@ def outer_products(
     *,
     key_first: bool = True,
 ) -> torch.Tensor:
-    """Reads the states after the queries' columns, `(batch, heads, Q, value_dim)`.
+    """Reads the states after the queries' columns, `(batch, Q, heads, value_dim)`.
 
     Args:
-        query, key: `(batch, heads, Q, key_dim)`.
-        value: `(batch, heads, Q, value_dim)`: the update; or what the state is to hold under the key, with `beta`.
-        log_decay: `(batch, heads, Q, 1 or key_dim)`.
-        beta: `(batch, heads, Q, 1)`: how far the state moves there (the delta rule).
+        query, key: `(batch, Q, key_heads, key_dim)`, each of as many heads, one after the other.
+        value: `(batch, Q, heads, value_dim)`: the update; or what the state is to hold under the key, with `beta`.
+        log_decay: `(batch, Q, heads, 1 or key_dim)`.
+        beta: `(batch, Q, heads, 1)`: how far the state moves there (the delta rule).
     """
     columns, state = layer.columns, layer.state_of_call(4)
     assert columns is not None
+    if CoreColumns.fits(state, key.shape[-1]):
+        return read_by_core(layer, state, query, key, value, log_decay, beta, key_first=key_first)
+    groups = value.shape[2] // key.shape[2]
+    query, key = [one.repeat_interleave(groups, dim=2).transpose(1, 2) for one in (query, key)]
+    value, log_decay = value.transpose(1, 2), log_decay.transpose(1, 2)  # (batch, heads, Q, ...)
+    beta = None if beta is None else beta.transpose(1, 2)
     state = state.to(value.dtype)
     state = state if key_first else state.transpose(-1, -2)
     read: list[torch.Tensor] = []
@@ -115,7 +127,7 @@ def outer_products(
         return OuterProducts(keys, all_updates, decays, total, key_first)
 
     layer.extend(extended)
-    return read[0]
+    return read[0].transpose(1, 2)
 
 
 class _Pairs:
@@ -155,16 +167,14 @@ def gated_delta_rule(
         g: `(batch, Q, heads)` or `(batch, Q, heads, key_dim)`: logarithms of decays.
         beta: `(batch, Q, heads)`.
     """
-    dtype, groups = query.dtype, value.shape[2] // key.shape[2]
-    if groups > 1:
-        query, key = query.repeat_interleave(groups, dim=2), key.repeat_interleave(groups, dim=2)
-    query, key, value, beta, g = [tensor.transpose(1, 2).float() for tensor in (query, key, value, beta, g)]
+    dtype = query.dtype
+    query, key, value, beta, g = [tensor.float().contiguous() for tensor in (query, key, value, beta, g)]
     if use_qk_l2norm_in_kernel:
-        query, key = [one * torch.rsqrt((one * one).sum(dim=-1, keepdim=True) + EPS) for one in (query, key)]
+        query, key = [one / torch.sqrt((one * one).sum(dim=-1, keepdim=True) + EPS) for one in (query, key)]
     query = query * query.shape[-1] ** -0.5
     g = g if g.ndim == 4 else g[..., None]
     output = outer_products(layer, query, key, value, g, beta[..., None])
-    return output.transpose(1, 2).to(dtype).contiguous(), layer.recurrent_states[0]
+    return output.to(dtype).contiguous(), layer.recurrent_states[0]
 
 
 def state_space_duality(
@@ -188,13 +198,10 @@ def state_space_duality(
         A, D: `(heads,)`.
         B, C: `(batch, Q, groups, state_size)`: keys and queries.
     """
-    groups = hidden_states.shape[2] // B.shape[2]
     steps = _time_steps(dt, dt_bias, dt_softplus)  # (batch, Q, heads)
     states = hidden_states.float()
-    key, query = [one.float().repeat_interleave(groups, dim=2).transpose(1, 2) for one in (B, C)]
-    value = (states * steps[..., None]).transpose(1, 2)
-    log_decay = (steps * A.float()).transpose(1, 2)[..., None]
-    output = outer_products(layer, query, key, value, log_decay, None, key_first=False).transpose(1, 2)
+    value, log_decay = states * steps[..., None], (steps * A.float())[..., None]
+    output = outer_products(layer, C.float(), B.float(), value, log_decay, None, key_first=False)
     if D is not None:
         output = output + states * D.float()[:, None]
     return output.to(hidden_states.dtype).contiguous(), layer.recurrent_states[0]
@@ -237,12 +244,32 @@ def selective_scan(
         B, C: `(batch, state_size, Q)`.
         D, delta_bias: `(channels,)`.
     """
-    columns, first = layer.columns, layer.state_of_call(3).float()
-    assert columns is not None
     steps = _time_steps(dt.transpose(1, 2), delta_bias, delta_softplus)  # (batch, Q, channels)
-    decays = torch.exp(steps[..., None] * A.float())  # (batch, Q, channels, state_size)
-    states = hidden_states.transpose(1, 2).float()
-    inputs = (steps * states)[..., None] * B.transpose(1, 2).float()[:, :, None]
+    states, B, C = [one.transpose(1, 2).float() for one in (hidden_states, B, C)]
+    read = _selected(layer, steps, states, A.float(), B, C)
+    if D is not None:
+        read = read + states * D.float()
+    output = read.transpose(1, 2)
+    if z is not None:
+        output = output * functional.silu(z)
+    return output.to(hidden_states.dtype), layer.recurrent_states[0]
+
+
+def _selected(
+    layer: StateLayer, steps: torch.Tensor, states: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
+) -> torch.Tensor:
+    """Reads Mamba's states after the columns, `(batch, Q, channels)`."""
+    columns, first = layer.columns, layer.state_of_call(3)
+    assert columns is not None
+    log_decay = steps[..., None] * A  # (batch, Q, channels, state_size)
+    if CoreColumns.fits(first, A.shape[-1]):
+        heads = math.gcd(steps.shape[2], HEADS)  # that threads share; each has its channels' decays
+        value = (steps * states).view(*steps.shape[:2], heads, -1)
+        log_decay = log_decay.view(*value.shape, -1)
+        query, key = C[:, :, None], B[:, :, None]
+        return read_by_core(layer, first, query, key, value, log_decay, None, key_first=False).flatten(2)
+    first, decays = first.float(), log_decay.exp()
+    inputs = (steps * states)[..., None] * B[:, :, None]
 
     def extended(before: ColumnStates | None) -> ColumnStates:
         old = [] if before is None else list(before.states.unbind(1))
@@ -258,13 +285,8 @@ def selective_scan(
         return ColumnStates(torch.stack(found, dim=1))
 
     after = layer.extend(extended).states[:, -steps.shape[1] :]
-    read = (after @ C.transpose(1, 2).float()[..., None]).squeeze(-1)  # (batch, Q, channels)
-    if D is not None:
-        read = read + states * D.float()
-    output = read.transpose(1, 2)
-    if z is not None:
-        output = output * functional.silu(z)
-    return output.to(hidden_states.dtype), first
+    read: torch.Tensor = (after @ C[..., None]).squeeze(-1)
+    return read
 
 
 def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
@@ -294,7 +316,7 @@ def convolution(
     states = hidden_states.to(weight.dtype)
     exact = torch.promote_types(weight.dtype, torch.float32)
     recent = states[..., -(num_queries + width - 1) :]
-    if is_host(states.device) and (columns.is_chain or weight.dtype != exact):  # in one order, in half of torch's time
+    if is_host(states.device) and (columns.is_chain or hidden_states.dtype != exact):  # one order, half of torch's time
         taps = weight.to(exact)
         windows = (
             recent.to(exact).unfold(-1, width, 1) if columns.is_chain else _windows(states, columns, width).to(exact)

@@ -7,6 +7,7 @@ from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, innermost_decoder, is_compiled, modules_of
 from hf_specdec.compat.masks import MASKED
 from hf_specdec.compat.modules import parameters_of
+from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers
 from hf_specdec.kernels.key_order import why_unordered
@@ -37,7 +38,8 @@ def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str |
         return f"torch chooses a kernel by the number of tokens: {reason}"
     if is_compiled(model):
         return "a compiled forward has kernels for each number of tokens"
-    if (name := attention_implementation(model.config)) not in (MASKED[:1] if in_order else MASKED):
+    known_names = MASKED[:1] if in_order else MASKED
+    if (name := attention_implementation(model.config)) not in known_names and not has_states_alone(model):
         return f'{name!r} attention rounds by the number of tokens; attn_implementation="sdpa" does not'
     known = {forward.module for forward in FewTokenLayers(model).forwards}
     if in_order:

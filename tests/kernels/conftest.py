@@ -70,3 +70,13 @@ def norms(noting: _Noting) -> list[int]:
 def calls(noting: _Noting) -> list[tuple[int, ...]]:
     """The sizes of every attention."""
     return noting.attentions
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def shared_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Numbers of threads, of which small layers have all too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    monkeypatch.setattr(cpu, "SHARED_WORK", 1)
+    yield
+    torch.set_num_threads(before)

@@ -11,7 +11,7 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers
 from tests.helpers.support import PROMPT, plain
 
-__all__ = ["decided", "has_core", "inside", "layer", "tokens", "transposed", "writes_plains_text"]
+__all__ = ["decided", "draw", "has_core", "inside", "layer", "sizes", "tokens", "transposed", "writes_plains_text"]
 
 has_core = pytest.mark.skipif(
     cpu.core is None or not cpu.core.has_kernels(), reason="no compiled core, or a processor that it does not know"
@@ -64,3 +64,11 @@ def writes_plains_text(method: str) -> None:
         )
         assert found.sequences.tolist() == expected.tolist()
         assert found.spec_stats.plain_reason is None
+
+
+def sizes(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(generator: torch.Generator, low: int, high: int) -> int:
+    return int(torch.randint(low, high, (), generator=generator))

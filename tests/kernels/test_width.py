@@ -1,6 +1,7 @@
 """In bf16 and fp16 a token's numbers are the same bits, whatever else its forward computes."""
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.call import plan
-from hf_specdec.kernels import cpu, width
+from hf_specdec.kernels import width
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.quantization.bnb import load_bitsandbytes
 from hf_specdec.kernels.width import reason_for_width
@@ -17,7 +18,7 @@ from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo_wide import build, shrunk
 from tests.kernels.families import family_model, implementation, padded
-from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed
+from tests.kernels.layer_cases import draw, has_core, inside, layer, sizes, tokens, transposed
 
 pytestmark = has_core
 HALVES = [torch.bfloat16, torch.float16]
@@ -28,31 +29,13 @@ PLAIN_FUNCTIONS = ["gemma2", "gpt_oss"]  # loaded with "eager" attention
 OWN_PRODUCTS = ["falcon"]
 OTHERS = {
     "bloom": "torch computes baddbmm, bmm",
-    "qwen3_next": "torch computes linalg_solve_triangular, matmul",
 }
+RECURRENT = ["falcon_h1", "kimi_linear", "mamba", "mamba2", "qwen3_5", "zamba"]  # and rules of each kind
 # Model types with attention or products of another kind.
 WIDE = ["deepseek_v2", "gemma3n_text", "granite_swa", "jetmoe", "llama4", "minicpm3", "vaultgemma"]
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Numbers of threads, of which small layers have all too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    monkeypatch.setattr(cpu, "SHARED_WORK", 1)
-    yield
-    torch.set_num_threads(before)
-
-
-def sizes(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def draw(generator: torch.Generator, low: int, high: int) -> int:
-    return int(torch.randint(low, high, (), generator=generator))
-
-
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("shared_threads")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_linear_layer_computes_a_token_alike(dtype: torch.dtype, seed: int) -> None:
@@ -65,7 +48,7 @@ def test_a_linear_layer_computes_a_token_alike(dtype: torch.dtype, seed: int) ->
             assert torch.equal(inside(module, given[first:last]), whole[first:last])
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("shared_threads")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("seed", range(8))
 def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -> None:
@@ -109,7 +92,7 @@ def test_so_are_they_with_the_models_own_attention_functions(family: str, rows: 
         check_trees(model, rows)
 
 
-@pytest.mark.parametrize("model_type", WIDE)
+@pytest.mark.parametrize("model_type", [*WIDE, *RECURRENT])
 def test_so_are_they_in_models_of_other_kinds(model_type: str) -> None:
     model = build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16)
     for rows in (1, 3):
@@ -138,7 +121,18 @@ def check_trees(model: Any, rows: int) -> None:
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", [*PLAIN_FUNCTIONS, *OWN_PRODUCTS, "deepseek_v3"])
 def test_every_method_writes_one_text(family: str, do_sample: bool, rows: int) -> None:
-    model = family_model(family, torch.bfloat16)
+    check_texts(family_model(family, torch.bfloat16), rows, do_sample=do_sample)
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_so_it_does_with_recurrent_layers(model_type: str) -> None:
+    model = hf_specdec.enable(build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16))
+    for rows, do_sample in itertools.product((1, 3), (False, True)):
+        check_texts(model, rows, do_sample=do_sample)
+
+
+def check_texts(model: Any, rows: int, *, do_sample: bool) -> None:
+    """Texts of methods that draft without a network, from three seeds."""
     for seed in range(3):
         texts = set()
         for method, nodes in (("plain", None), ("prompt_lookup", None), ("lookahead", None), ("auto", 4), ("auto", 32)):
@@ -168,7 +162,7 @@ def test_attention_adds_biases_of_each_head(mask: str, heads: tuple[int, int]) -
     assert torch.allclose(own().double(), expected, atol=0.02)
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("shared_threads")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("has_integer_sums", [True, False])
 @pytest.mark.parametrize("size", [(64, 48), (264, 131)])
@@ -192,7 +186,7 @@ def test_an_int8_layer_gives_a_token_what_it_gives_for_it_alone(
         assert torch.equal(inside(module, given[:count]), ours[:count])
 
 
-@pytest.mark.usefixtures("threads")
+@pytest.mark.usefixtures("shared_threads")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("size", [(64, 96), (320, 128)])

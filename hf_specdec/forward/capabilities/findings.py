@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
+from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
 from hf_specdec.forward.capabilities.attention import reason_against_states, reason_against_weights
-from hf_specdec.forward.capabilities.probe import Capability, probe, untried
+from hf_specdec.forward.capabilities.probe import Capability, probe, rounds_alike, untried
 from hf_specdec.forward.capabilities.probe_exit import probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
@@ -62,19 +63,25 @@ class Found:
         key = torch.get_num_threads(), in_order
         if key not in self._rounding_reasons:
             reason = reason_for_width(model, in_order=in_order)
-            self._rounding_reasons[key] = reason or (None if in_order else self._reason_of_trial())
+            self._rounding_reasons[key] = reason or (None if in_order else self._reason_of_trial(model))
         return self._rounding_reasons[key]
 
-    def _reason_of_trial(self) -> str | None:
+    def _reason_of_trial(self, model: PreTrainedModel) -> str | None:
         """Reason that the probe's forwards have shown, or `None`."""
         attended = self._attended or Attended()
         if attended.by_torch:
             return f"torch computes {', '.join(sorted(attended.by_torch))}, and rounds by the number of tokens"
-        if not attended.by_core:
+        if not attended.by_core and not has_states_alone(model):
             return "the core has computed no attention when the model was tried"
-        if self.capability.error != 0.0:
+        if self.capability.error != 0.0 and not self._rounds_states_alike(model):
             return "a trial forward of several tokens rounded otherwise than forwards of one"
         return None
+
+    def _rounds_states_alike(self, model: PreTrainedModel) -> bool:
+        """True if recurrent layers round a tree as its nodes alone, which plain `generate` computes by other code."""
+        if self.capability.tier != "tree" or not known_state_layers(model):
+            return False
+        return self._probed(model, ("rounding",), functools.partial(rounds_alike, model), lambda error: False)
 
     def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
         """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""

@@ -98,6 +98,35 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
         return _found(model, "plain", reason)
 
 
+@torch.no_grad()
+def rounds_alike(model: PreTrainedModel) -> bool:
+    """Returns whether the logits of a tree's nodes are the bits of forwards of one token each.
+
+    Raises:
+        ProbeFailed: as of `probe`.
+    """
+    prompt, t = tokens_of(model, 0)
+
+    def logits_of(*trees: DraftTree, nodes: list[int]) -> torch.Tensor:
+        target, text = runner_of(model, {}, prompt, "tree")
+        target.prefill()
+        found = []
+        for tree in trees:
+            text.append(tree.tokens[0])
+            found.append(target.forward([tree])[0][nodes])
+            target.commit([[0]])
+        return torch.cat(found)
+
+    builder = TreeBuilder(t[0])
+    wrong, right = builder.add(0, t[3]), builder.add(0, t[1])
+    builder.add(wrong, t[4])
+    last = builder.add(right, t[2])
+    alone = [DraftTree.chain(token, []) for token in t[:3]]
+    return tried(
+        lambda _: torch.equal(logits_of(builder.build(), nodes=[0, right, last]), logits_of(*alone, nodes=[0]))
+    )
+
+
 def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
     """Plain decoding, for a call whose probe failed."""
     return _found(model, "plain", f"several tokens in one forward could not be tried: {error}")

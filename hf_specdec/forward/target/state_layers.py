@@ -29,6 +29,7 @@ from hf_specdec.cache.state_layer import Columns, StateLayer
 from hf_specdec.compat import state_layers
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.kernels.products import alike_in
 from hf_specdec.kernels.recurrences import convolution, gated_delta_rule, selective_scan, state_space_duality
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
@@ -101,7 +102,8 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _recorded.get() is None:
             return type(self._layer).forward(self._layer, *args, **kwargs)
-        return self._call(*args, **kwargs)
+        with alike_in(next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))):
+            return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Forward, (self._layer,)

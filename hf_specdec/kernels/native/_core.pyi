@@ -1,5 +1,5 @@
-"""The compiled core: `link`, `move` and `places` of the n-gram index, `put_nodes` and `log_odds` of recycled
-logits, `read_logits`, `auto`'s search, `linear` layers of a few tokens, and `attention` of a few queries.
+"""The compiled core: `link` and `places` of the n-gram index, `put_nodes` of recycled logits, `read_logits`, `auto`'s
+search, and, on processors with AVX2, `linear` layers, `rms_norm`s, `attention` and `recur`rences of a few tokens.
 """
 
 from array import array
@@ -26,7 +26,7 @@ def attention(
     /,
 ) -> None: ...
 def has_kernels() -> bool:
-    """Returns whether `attention` and `linear` work on this processor."""
+    """Returns whether there are kernels for this processor."""
 
 def linear(
     tokens: int,
@@ -45,7 +45,6 @@ def linear(
 def link(
     tokens: array[int], older: array[int], slots: array[int], num_orders: int, start: int, /
 ) -> tuple[int, list[int]]: ...
-def move(tokens: array[int], old: array[int], new: array[int], num_orders: int, /) -> None: ...
 def places(
     tokens: array[int],
     older: array[int],
@@ -65,8 +64,16 @@ def put_nodes(
     log_probs: npt.NDArray[Any],
     /,
 ) -> int: ...
-def log_odds(log_probs: npt.NDArray[np.float32], /) -> None: ...
 def read_logits(logits: npt.NDArray[Any], read: npt.NDArray[np.float32], width: int, count: int, /) -> bool: ...
+def recur(
+    addresses: tuple[int, ...],  # of state, result, room for each thread, query, key, value, decay, beta, parents
+    sizes: tuple[
+        int, int, int, int, int, int, int
+    ],  # batch, heads, key_heads, columns, value_dim, key_dim, decay_space
+    num_threads: int,
+    team: int,
+    /,
+) -> None: ...
 def rms_norm(tokens: int, weights: int, out: int, count: int, size: int, epsilon: float, kind: int, /) -> None: ...
 
 class Search:

@@ -1,5 +1,5 @@
-/* What the files of the compiled core share. Every function but `attention` and `linear` holds the interpreter's lock
- * from start to end, so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer
+/* What the files of the compiled core share. Every function but `attention`, `linear` and `recur` holds the interpreter's
+ * lock from start to end, so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer
  * outlives a call. */
 
 #ifndef HF_SPECDEC_CORE_H
@@ -56,11 +56,10 @@ int64_t table_find(const Table *table, int64_t key);
 PyObject *core_attention(PyObject *module, PyObject *args);
 PyObject *core_linear(PyObject *module, PyObject *args);
 PyObject *core_link(PyObject *module, PyObject *args);
-PyObject *core_log_odds(PyObject *module, PyObject *log_probs);
-PyObject *core_move(PyObject *module, PyObject *args);
 PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);
 PyObject *core_read_logits(PyObject *module, PyObject *args);
+PyObject *core_recur(PyObject *module, PyObject *args);
 PyObject *core_rms_norm(PyObject *module, PyObject *args);
 extern PyType_Spec search_spec;
 

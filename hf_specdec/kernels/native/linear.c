@@ -12,7 +12,6 @@
 enum { BLOCK = 24, BLOCK_NUMBERS = 24 * 1280 }; /* weights that stay in the second cache while all tokens meet them */
 
 enum { SHORT_ROW = 4096 }; /* bytes; in longer ones the processor itself sees what is next */
-enum { MOST_TOKENS = 1024 }; /* at once: so many are kept in fp32 where they are halves */
 enum { PRODUCTS = BLOCK + TILE_SPACE }; /* from one token's to the next one's */
 enum { LANES = 8 };                     /* floats of a register */
 enum { COLUMNS = 512, DEPTH = 8 }; /* of weights that stay in the first cache, where inputs are their rows */
@@ -114,8 +113,8 @@ static int64_t block_of(const Job *job, int64_t num_threads) {
     return block < outputs ? outputs : block - block % outputs;
 }
 
-/* The product of at most MOST_TOKENS tokens; 0 where there is no memory for it. */
-static int run_some(Job *job, Team *team, unsigned num_threads) {
+/* The product; 0 where there is no memory for it. */
+static int run(Job *job, Team *team, unsigned num_threads) {
     float *widened = NULL;
     if (job->kind != FP32 && (job->is_transposed || job->tiles->widens_tokens)) {
         int64_t count = job->num_tokens * job->num_in;
@@ -128,19 +127,6 @@ static int run_some(Job *job, Team *team, unsigned num_threads) {
     else work(job);
     free(widened);
     return !job->has_no_memory;
-}
-
-/* The same of any number of them. */
-static int run(const Job *job, Team *team, unsigned num_threads) {
-    int64_t size = size_of(job->kind);
-    for (int64_t token = 0; token < job->num_tokens; token += MOST_TOKENS) {
-        Job some = *job;
-        some.num_tokens = min_of(job->num_tokens - token, MOST_TOKENS);
-        some.tokens = (const char *)job->tokens + token * job->num_in * size;
-        some.out = (char *)job->out + token * job->num_out * size;
-        if (!run_some(&some, team, num_threads)) return 0;
-    }
-    return 1;
 }
 
 PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {

@@ -30,14 +30,13 @@ static PyObject *has_kernels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ar
 static PyMethodDef functions[] = {
     {"has_kernels", has_kernels, METH_NOARGS, NULL},
     {"link", core_link, METH_VARARGS, NULL},
-    {"log_odds", core_log_odds, METH_O, NULL},
-    {"move", core_move, METH_VARARGS, NULL},
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},
     {"read_logits", core_read_logits, METH_VARARGS, NULL},
 #ifdef AVX2
     {"attention", core_attention, METH_VARARGS, NULL},
     {"linear", core_linear, METH_VARARGS, NULL},
+    {"recur", core_recur, METH_VARARGS, NULL},
     {"rms_norm", core_rms_norm, METH_VARARGS, NULL},
 #endif
     {NULL, NULL, 0, NULL},

@@ -39,19 +39,6 @@ void ngrams_release(Ngrams *index) {
     for (int part = 0; part < 3; part++) PyBuffer_Release(&index->views[part]);
 }
 
-static uint64_t state_of(const int32_t *ngram, int64_t size) {
-    uint64_t state = SEED;
-    for (int64_t token = size - 1; token >= 0; token--) state = mixed(state, ngram[token]);
-    return state;
-}
-
-/* The first empty slot from where the hash points. */
-static int64_t free_slot(const Ngrams *index, uint64_t state) {
-    int64_t place = (int64_t)(state & (uint64_t)index->last_slot);
-    while (index->slots[place] != 0) place = (place + 1) & index->last_slot;
-    return place;
-}
-
 /* Where the n-gram stands, or the empty slot that it would take; a table is never full. */
 static int64_t slot_of(const Ngrams *index, const int32_t *ngram, int64_t size, uint64_t state) {
     int64_t place = (int64_t)(state & (uint64_t)index->last_slot);
@@ -68,7 +55,9 @@ static int64_t slot_of(const Ngrams *index, const int32_t *ngram, int64_t size, 
 
 int ngrams_places(const Ngrams *index, const int32_t *ngram, int64_t size, int64_t end, int limit, int32_t *found) {
     if (size < 1 || size > index->orders) return 0;
-    int64_t place = index->slots[slot_of(index, ngram, size, state_of(ngram, size))] / index->orders;
+    uint64_t state = SEED;
+    for (int64_t token = size - 1; token >= 0; token--) state = mixed(state, ngram[token]);
+    int64_t place = index->slots[slot_of(index, ngram, size, state)] / index->orders;
     int count = 0;
     while (place && count < limit) {
         if (place < end) found[count++] = (int32_t)place;
@@ -159,35 +148,4 @@ PyObject *core_link(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     Py_DECREF(arrays);
     return result;
-}
-
-PyObject *core_move(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *tokens, *old, *new_slots, *orders;
-    Ngrams from, to;
-    int is_moved = 0;
-    if (!PyArg_ParseTuple(args, "OOOO", &tokens, &old, &new_slots, &orders)) return NULL;
-    PyObject *first = PyTuple_Pack(4, tokens, tokens, old, orders);
-    PyObject *second = PyTuple_Pack(4, tokens, tokens, new_slots, orders);
-    if (first != NULL && second != NULL && ngrams_acquire(&from, first) == 0) {
-        if (ngrams_acquire(&to, second) == 0) {
-            if (to.last_slot > from.last_slot) {
-                is_moved = 1;
-                for (int64_t place = 0; place <= from.last_slot; place++) {
-                    int32_t slot = from.slots[place];
-                    if (slot == 0) continue;
-                    int64_t size = slot % from.orders + 1;
-                    const int32_t *ngram = from.tokens + slot / from.orders - size;
-                    to.slots[free_slot(&to, state_of(ngram, size))] = slot;
-                }
-            } else {
-                PyErr_SetString(PyExc_ValueError, "the table that n-grams move to must be larger");
-            }
-            ngrams_release(&to);
-        }
-        ngrams_release(&from);
-    }
-    Py_XDECREF(first);
-    Py_XDECREF(second);
-    if (!is_moved) return NULL;
-    return new_none();
 }

@@ -186,12 +186,3 @@ no_rows:
     table_release(&table);
     return result;
 }
-
-PyObject *core_log_odds(PyObject *Py_UNUSED(module), PyObject *argument) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(argument, &view, PyBUF_WRITABLE) < 0) return NULL;
-    float *value = view.buf;
-    for (Py_ssize_t left = view.len / 4; left > 0; left--, value++) *value = evidence_of(*value);
-    PyBuffer_Release(&view);
-    return new_none();
-}

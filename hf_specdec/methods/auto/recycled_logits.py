@@ -116,7 +116,7 @@ class RecycledLogits:
                 self._renumber_late_stamps()
                 self._clock = native.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
             return
-        best, evidence = filled(best, _evidence(log_probs))
+        best, evidence = filled(best, log_odds(np.exp(log_probs.astype(np.float64))).astype(np.float32))
         keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
         shape = (keys.size, NUM_KEPT)
         repeated = [np.broadcast_to(row, (*keys.shape, NUM_KEPT)).reshape(shape) for row in (best, evidence)]
@@ -244,15 +244,6 @@ def filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:
     return np.pad(tokens, widths, constant_values=NOTHING), np.pad(evidence, widths)
 
 
-def _evidence(log_probs: Rows) -> Rows:
-    """`log_odds` of log probabilities, computed in 64 bits, as fp32."""
-    if native.core is None:
-        return log_odds(np.exp(log_probs.astype(np.float64))).astype(np.float32)
-    evidence = np.array(log_probs, dtype=np.float32, order="C")
-    native.core.log_odds(evidence)
-    return evidence
-
-
 def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[Entry]:
     """One entry for each of these rows: its likeliest tokens."""
     return entries_of(*logits.top(NUM_LIKELIEST, rows))
@@ -260,7 +251,7 @@ def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[E
 
 def entries_of(tokens: Rows, log_probs: Rows, *, floor: float = 0.0) -> Sequence[Entry]:
     """One entry for each row of `(C, count)` tokens and their log probabilities; no evidence is below `floor`."""
-    evidence = _evidence(log_probs) if floor == 0.0 else log_odds(np.exp(log_probs.astype(np.float64)), floor=floor)
+    evidence = log_odds(np.exp(log_probs.astype(np.float64)), floor=floor)
     return list(zip(tokens.tolist(), evidence.tolist(), strict=True))
 
 

@@ -142,9 +142,8 @@ class NgramIndex:
         assert native.core is not None
         most = self._num_ngrams + len(tokens) * self.num_orders
         if 3 * most > 2 * len(self._newest):
-            larger = _zeros(1 << (3 * most // 2).bit_length())
-            native.core.move(self.tokens, self._newest, larger, self.num_orders)
-            self._newest = larger
+            self._newest = _zeros(1 << (3 * most // 2).bit_length())
+            native.core.link(*self.arrays, 0)
         start = len(self.tokens)
         self._older += _zeros(len(tokens) * self.num_orders)
         self.tokens.extend(tokens)
