@@ -71,6 +71,7 @@ from hf_specdec.compat.devices import (
     computes_bf16,
     computes_halves,
     execution_device,
+    has_tiles,
     input_device,
     is_dispatched,
     load_factor,

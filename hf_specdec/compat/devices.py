@@ -6,8 +6,8 @@ Names                              Why
                                    CUDA graphs skip forwards that write into buffers without it, as `StaticCache` knows
 `torch._dynamo.maybe_mark_dynamic`
                                    one graph serves all widths; `mark_dynamic` raises where a model allows one alone
-`_is_mkldnn_bf16_supported`, `_is_mkldnn_fp16_supported`
-                                   torch has no public name for whether a CPU computes in halves
+`_is_mkldnn_bf16_supported`, `_is_mkldnn_fp16_supported`, `_is_amx_tile_supported`
+                                   torch has no public name for whether a CPU computes in halves, or tiles of them
 """
 
 from typing import Any
@@ -67,6 +67,12 @@ def computes_halves(dtype: torch.dtype) -> bool:
     onednn = torch.ops.mkldnn
     is_fp16 = dtype == torch.float16  # quantised weights are multiplied as bf16
     return bool(onednn._is_mkldnn_fp16_supported() if is_fp16 else onednn._is_mkldnn_bf16_supported())
+
+
+def has_tiles() -> bool:
+    """Returns whether this CPU multiplies tiles of bf16 by one instruction (AMX), as oneDNN does then."""
+    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(is_supported is not None and is_supported())
 
 
 def mark_static_address(tensor: torch.Tensor) -> None:

@@ -137,19 +137,20 @@ class ContinuousBatching:
         sequence, target = queued.sequence, queued.batch.target
         sequence.isolates_errors = True
         sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_runner is None
-        key, step = (queued.prefix_key, target.prefix_step), target.prefix_step
+        reuse = target.reuse()
+        key = queued.prefix_key, reuse.step
         try:
-            if step:
-                sequence.stats.num_cached_tokens = target.start_from(self.prefixes, key)
+            if reuse.step:
+                sequence.stats.num_cached_tokens = target.start_from(self.prefixes, key, reuse)
             self._steps.begin(queued.batch)
         except Exception as error:
             if not self.rank_sync.intact:
                 raise
             sequence.fail(error)
             return
-        if step:
-            target.keep_text(self.prefixes, key, 0, step)
-        if step == 1:  # answers are read in other forwards than prompts
+        if reuse.step and len(sequence.prompt) >= reuse.least:
+            target.keep_text(self.prefixes, key, 0, reuse.step)
+        if reuse.takes_answers:
             self._keys[sequence] = key
 
     def _admit(self, queued: QueuedSequence) -> None:

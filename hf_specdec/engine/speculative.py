@@ -179,6 +179,7 @@ def queued_sequence_of(
         keep_cache=False,
         hidden_layers=_read_layers(draft_runner),
         facts=call.facts,
+        rounds_alike=plan.rounding_reason is None,
     )
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT

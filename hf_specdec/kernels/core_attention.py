@@ -1,13 +1,18 @@
 """Attention of a few queries by the compiled core."""
 
+import functools
+
 import torch
 from torch.nn.functional import pad
 
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.transfer import HOST
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared
 
 MOST_QUERIES = 128  # of a row in fp32
+BLOCK = 128  # queries of a prompt at once
+SPAN = 1024  # tokens in whose multiples masks of blocks are kept
 LANES, WIDTH = 8, 16  # that keys and values are a multiple of
 
 
@@ -87,7 +92,9 @@ class CoreAttention:
         if packed is not None:
             batch, num_queries, bounds = len(packed.counts), packed.width, packed.bounds.data_ptr()
         if (given := self.mask) is not None:
-            numbers = prepared(given, ("core",), lambda: additive(given, torch.float32, -torch.inf).contiguous())
+            numbers = given
+            if given.dtype != torch.float32 or given.stride(3) != 1:
+                numbers = prepared(given, ("core",), lambda: additive(given, torch.float32, -torch.inf).contiguous())
             mask, row, line = numbers.data_ptr(), numbers.stride(0) * (len(numbers) > 1), numbers.stride(2)
         cpu.core.attention(
             (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, sinks, out.data_ptr(), bounds),
@@ -101,6 +108,40 @@ class CoreAttention:
         if query.shape[1:3] != self.shape:
             out = out.view(-1, *self.shape, value_dim).transpose(1, 2)
         return out if value_dim == self.value_dim else out[..., : self.value_dim]
+
+
+class CausalAttention:
+    """Attention of a whole prompt, in which no query sees a key after its own: block by block, without those keys.
+
+    A query's sums are those of `CoreAttention` with a mask that hides them.
+
+    Args:
+        query, key, value: as of `CoreAttention`, with as many keys as queries.
+    """
+
+    trial: cpu.Trial | None = None
+
+    def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> None:
+        count, longest = query.shape[2], -(-query.shape[2] // SPAN) * SPAN
+        self._blocks = []
+        for start in range(0, count, BLOCK):
+            end = min(start + BLOCK, count)
+            mask = _staircase(longest)[:, :, : end - start, longest - start : longest - start + end]
+            own = query[:, :, start:end], key[:, :, :end], value[:, :, :end]
+            self._blocks.append(CoreAttention(*own, mask, scaling))
+        self.fits = key.shape[2] == count and all(block.fits for block in self._blocks)
+        self.work = sum(block.work for block in self._blocks)
+
+    def __call__(self) -> torch.Tensor:
+        """The attention, `(B, M, Hq, Dv)`."""
+        return torch.cat([block() for block in self._blocks], dim=1)
+
+
+@functools.lru_cache(maxsize=2)
+def _staircase(before: int) -> torch.Tensor:
+    """`(1, 1, BLOCK, before + BLOCK)`: what a mask adds to the scores of queries that follow so many keys."""
+    hidden = torch.full((BLOCK, BLOCK), -torch.inf, device=HOST).triu(1)
+    return pad(hidden, (before, 0))[None, None]
 
 
 def _padded(heads: torch.Tensor, multiple: int) -> torch.Tensor:

@@ -8,14 +8,17 @@ A block, in the thread that enters it:
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.compat import has_tiles
 from hf_specdec.kernels.few_query import FewQueryAttention, watch
 from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.own_forward import counted
 
 
 class CpuKernels:
@@ -36,9 +39,26 @@ class CpuKernels:
         self._watching = contextlib.ExitStack()
 
     @property
-    def of_prompts(self) -> contextlib.AbstractContextManager[None]:
-        """The block for forwards of prompts, which leaves halves to torch that would have to be timed first."""
-        return self._layers if self._layers.reads_prompts else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def of_prompts(self) -> Iterator[None]:
+        """The block for forwards of prompts, which leaves to torch what it computes faster."""
+        with contextlib.ExitStack() as stack:
+            if self._attends_to_prompts:
+                stack.enter_context(counted())  # of steps alone is it asked who computes
+                stack.enter_context(self._attention)
+            if self._layers.reads_prompts:
+                stack.enter_context(self._layers)
+            yield
+
+    @property
+    def _attends_to_prompts(self) -> bool:
+        """True if the core computes the attention of prompts: in halves, where torch is faster only by tiles."""
+        return self._layers.rounds_alike and not has_tiles()
+
+    @property
+    def least_piece(self) -> int:
+        """As of `FewTokenLayers`, of models whose steps round each token alike."""
+        return self._layers.least_piece if self._attends_to_prompts else 0
 
     @property
     def takes_packed_rows(self) -> bool:

@@ -28,7 +28,7 @@ from hf_specdec.compat.attention import (
 )
 from hf_specdec.compat.modules import shows_attentions
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.core_attention import CoreAttention
+from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.eager import what_it_reads
 from hf_specdec.kernels.grouped import can_fold, folded
 from hf_specdec.kernels.key_order import FOREIGN, attended_in_order, is_key_order
@@ -168,8 +168,11 @@ class _Attention:
         if torch.compiler.is_compiling() or not (_here.depth and _here.has_core):
             return torchs()
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        own = None
-        if is_known:
+        own: CausalAttention | CoreAttention | None = None
+        reads_prompt = attention_mask is None and causal and query.shape[2] > 1 and query.dtype in cpu.HALVES
+        if is_known and reads_prompt and bias is None and packed is None:
+            own = CausalAttention(query, key, value, scaling)
+        elif is_known:
             own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal, bias=bias, packed=packed)
         return _faster(module, own, torchs)
 
@@ -210,7 +213,9 @@ class _EagerAttention:
         return _faster(module, own, models)
 
 
-def _faster(module: torch.nn.Module, own: CoreAttention | None, torchs: Callable[[], Result]) -> Result:
+def _faster(
+    module: torch.nn.Module, own: CausalAttention | CoreAttention | None, torchs: Callable[[], Result]
+) -> Result:
     """A module's attention by the core where that can compute it, in fp32 where it is faster; counted."""
     fits = own is not None and own.fits
     if (counting := blocks.counting) is not None:

@@ -15,13 +15,15 @@ import torch
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import is_compiled, modules_of
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.linear import LinearForward
+from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
 from hf_specdec.kernels.own_forward import OwnForward, here
 from hf_specdec.kernels.products import ProductsForward, other_methods
 from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
 from hf_specdec.kernels.rms_norm import NormForward
 
 KINDS: tuple[Any, ...] = (LinearForward, NormForward, Int8Forward, FourBitForward)
+
+PIECE = 2  # tokens: torch may multiply one by another kernel
 
 _lock = threading.Lock()
 
@@ -62,6 +64,23 @@ class FewTokenLayers:
             isinstance(forward, LinearForward) and (forward.dtype == torch.float32 or cpu.is_emulated(forward.dtype))
             for forward in self.forwards
         )
+
+    @property
+    def least_piece(self) -> int:
+        """Least tokens of a prompt's forward that have the bits that they have in the whole prompt's; 0 for none.
+
+        Asked where the core or torch computes all products as layers, the output's of one token left aside.
+        """
+        if not all(isinstance(forward, LinearForward | NormForward) for forward in self.forwards):
+            return 0
+        if self.reads_prompts:
+            return 1
+        layers = [forward for forward in self.forwards if isinstance(forward, LinearForward)]
+        threads = torch.get_num_threads()
+        is_alike = all(
+            not one.is_transposed and torch_rounds_alike(one.num_out, one.num_in, one.dtype, threads) for one in layers
+        )
+        return PIECE if is_alike else 0
 
     @property
     def rounds_alike(self) -> bool:

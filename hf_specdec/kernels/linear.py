@@ -6,9 +6,12 @@ either takes several times as long. The core reads the matrix once for all token
 its matrix transposed.
 """
 
+import functools
+
 import torch
 from torch.nn.functional import pad
 
+from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import WeightForward, here, is_readable
@@ -18,6 +21,8 @@ WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
 MOST_TOKENS = 256  # of fp32; torch's products of more are as fast
 AT_ONCE = 1024  # tokens, of which the core has a copy in fp32
 LEAST_WEIGHTS = 1 << 15  # of a layer in fp32; a call takes longer than smaller ones
+TRIED = (2, 3, 4, 7, 16, 33, 64, 100, 200, 256)  # tokens of products whose bits are compared
+MOST_TRIED = 8192  # outputs of these
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 FORWARDS = {cls: cls.forward for cls in (torch.nn.Linear, Conv1D)}  # before anybody replaces them
 
@@ -69,6 +74,21 @@ class LinearForward(WeightForward):
     def _product(self, input: torch.Tensor, num_threads: int) -> torch.Tensor:
         """The layer's result by the core."""
         return core_product(input, self.weight, self.bias, num_threads=num_threads, is_transposed=self.is_transposed)
+
+
+@functools.lru_cache(maxsize=256)
+def torch_rounds_alike(num_out: int, num_in: int, dtype: torch.dtype, num_threads: int) -> bool:
+    """True if torch's product of a matrix with several tokens rounds each of them the same beside any others.
+
+    With one token alone it may take another kernel. Found by products of numbers of very different sizes.
+    """
+    draws = torch.Generator(device=HOST).manual_seed(0)
+    sizes = torch.randn((TRIED[-1], num_in), generator=draws, device=HOST).mul_(2.5).exp_()
+    tokens = torch.randn(sizes.shape, generator=draws, device=HOST).mul_(sizes).to(dtype)
+    weight = torch.randn((min(num_out, MOST_TRIED), num_in), generator=draws, device=HOST).to(dtype)
+    together = torch.nn.functional.linear(tokens, weight)
+    alone = (torch.nn.functional.linear(tokens[-count:], weight) for count in TRIED)
+    return all(torch.equal(found, together[-len(found) :]) for found in alone)
 
 
 def product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

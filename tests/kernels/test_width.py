@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import hf_specdec
 from hf_specdec.call import plan
-from hf_specdec.kernels import width
-from hf_specdec.kernels.core_attention import CoreAttention
+from hf_specdec.compat import CACHE
+from hf_specdec.kernels import cpu, cpu_kernels, width
+from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
+from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.kernels.quantization.bnb import load_bitsandbytes
 from hf_specdec.kernels.width import reason_for_width
 from tests.helpers.drafts import RandomTreeDrafter
@@ -97,6 +100,40 @@ def test_so_are_they_in_models_of_other_kinds(model_type: str) -> None:
     model = build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16)
     for rows in (1, 3):
         check_trees(hf_specdec.enable(model), rows)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("family", [*EXACT, "llama", "qwen3", "gemma2"])
+def test_tokens_of_a_prompt_have_the_same_bits_in_pieces_of_it(
+    monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
+    model = family_model(family, dtype)
+    kernels, ids = CpuKernels(model), torch.randint(5, 90, (1, 300), generator=sizes(3))
+    least = kernels.least_piece
+    assert least == (1 if cpu.is_emulated(dtype) else 2)
+    with torch.no_grad(), kernels.of_prompts:
+        whole = model(ids).logits
+        for cuts in ([0, 150, 300], [0, 129, 131, 300], [0, 298, 300], [0, 150, 150 + least, 300]):
+            cache = DynamicCache(config=model.config)
+            pieces = [model(ids[:, start:end], **{CACHE: cache}).logits for start, end in itertools.pairwise(cuts)]
+            assert torch.equal(torch.cat(pieces, dim=1), whole)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("heads", "count"), [((4, 4), 2), ((4, 2), 128), ((6, 1), 129), ((4, 2), 300)])
+def test_attention_of_a_prompt_is_torchs_but_for_rounding(
+    heads: tuple[int, int], count: int, dtype: torch.dtype
+) -> None:
+    at = sizes(count)
+    query, key, value = (torch.randn((2, heads[part > 0], count, 32), generator=at).to(dtype) for part in range(3))
+    own = CausalAttention(query, key, value, None)
+    assert own.fits
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(one.float() for one in (query, key, value)), is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(own().transpose(1, 2).float(), expected, rtol=0.02, atol=0.02)
 
 
 def check_trees(model: Any, rows: int) -> None:

@@ -48,7 +48,7 @@ class ModelRunner(PromptForward):
         hidden_layers: whose hidden states are kept of every forward; k is `hidden_states[k]` in transformers' numbers.
         fixed: the shapes of all forwards after the prompt, where that cache is a static one.
         compiled: runs these forwards; `None` runs them as they are written.
-        facts: what is known of the model's structure.
+        facts, rounds_alike: what is known of the model's structure, and of `PromptForward`.
 
     Attributes:
         outputs: the model's output of the last forward.
@@ -73,8 +73,9 @@ class ModelRunner(PromptForward):
         fixed: FixedShapes | None = None,
         compiled: CompiledForward | None = None,
         facts: ModelFacts | None = None,
+        rounds_alike: bool = False,
     ) -> None:
-        facts = facts or ModelFacts()
+        facts, self.rounds_alike = facts or ModelFacts(), rounds_alike
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
         self.texts, self.keep_cache, self.hidden_layers = list(texts), keep_cache, tuple(hidden_layers)
         length = input_ids.shape[1]

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -23,14 +24,33 @@ MIN_SHARED = 64  # tokens of a prompt for whose states one more forward is worth
 OF_TOKENS = ("attention_mask", "position_ids")
 
 
+class Reuse(NamedTuple):
+    """Columns of another text that a prompt may start with.
+
+    Attributes:
+        step (`int`): their number is a multiple of it; 0 for none.
+        least (`int`): tokens that are computed at least.
+        takes_answers (`bool`): whether columns of answers serve too, not those of prompts alone.
+    """
+
+    step: int
+    least: int = 1
+    takes_answers: bool = False
+
+
 class PromptForward(NextForward):
-    """Reads the prompt of a `ModelRunner`, and keeps texts."""
+    """Reads the prompt of a `ModelRunner`, and keeps texts.
+
+    Attributes:
+        rounds_alike (`bool`): whether a token of a step is known to have the same bits beside any others.
+    """
 
     model: PreTrainedModel
     input_ids: torch.Tensor
     generation_config: GenerationConfig
     texts: list[TokenBuffer]
     cache: RollbackCache
+    rounds_alike: bool
     _kernels: CpuKernels
     _num_cached: list[int]
     _ahead: int
@@ -107,28 +127,31 @@ class PromptForward(NextForward):
         self.forward([DraftTree.chain(text[-1])])
         self.commit([[0]])
 
-    @property
-    def prefix_step(self) -> int:
-        """Number of tokens in whose multiples a prompt may start from another's columns; 0 where it is read whole.
+    def reuse(self) -> Reuse:
+        """Columns of another text that this prompt may start with, so that its own have the bits that they have anyway.
 
-        Where a token is rounded by its kernels the same beside any others, which those of prompts do not do, columns
-        are the same bits only if the forwards of both prompts begin at the same tokens.
+        In halves on a CPU torch computes the layers of prompts, and the core those of steps.
         """
         if self.hidden_layers or self.cache.spec is None:
-            return 0
+            return Reuse(0)
         if not self._kernels.rounds_alike:
-            return 1
-        return 0 if self.cache.spec.states else self.generation_config.prefill_chunk_size or 0
+            return Reuse(1, takes_answers=True)
+        if self.cache.spec.states:
+            return Reuse(0)
+        if (chunk := self.generation_config.prefill_chunk_size or 0) or not self.rounds_alike:
+            return Reuse(chunk)
+        least = self._kernels.least_piece
+        return Reuse(1, least, takes_answers=least == 1) if least else Reuse(0)
 
-    def start_from(self, prefixes: PrefixCache, key: Hashable) -> int:
+    def start_from(self, prefixes: PrefixCache, key: Hashable, reuse: Reuse) -> int:
         """Before the prompt is read: start with the beginning that it has in common with a text.
 
         Returns:
             Its tokens.
         """
         assert self.cache.spec is not None
-        states, step = bool(self.cache.spec.states), self.prefix_step
-        prefix = prefixes.find(key, self.texts[0].tokens[:-1], step=step, needs_states=states)
+        states = bool(self.cache.spec.states)
+        prefix = prefixes.find(key, self.texts[0].tokens[: -reuse.least], step=reuse.step, needs_states=states)
         if states and prefix.num_shared - prefix.length >= MIN_SHARED:
             self._num_shared = prefix.num_shared
         if prefix.length:

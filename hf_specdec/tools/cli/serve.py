@@ -79,7 +79,7 @@ class QueueOptions:
         typer.Option(
             min=0,
             help="Gigabytes of keys and values of earlier texts to keep for prompts that begin alike, of the same key, "
-            "or with --memory shared, of all clients. bf16 and fp16 on CPUs need --prefill-chunk-size.",
+            "or with --memory shared, of all clients. Mixtures in bf16 on CPUs need --prefill-chunk-size.",
         ),
     ] = 1.0
     prefill_chunk_size: Annotated[

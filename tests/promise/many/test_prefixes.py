@@ -9,7 +9,8 @@ import torch
 
 import hf_specdec
 from hf_specdec import PrefixCache
-from hf_specdec.kernels import cpu
+from hf_specdec.kernels import cpu, cpu_kernels
+from hf_specdec.kernels.cpu import HALVES
 from tests.helpers.cover import wide_but
 from tests.helpers.support import plain
 from tests.helpers.zoo import FAMILIES, build
@@ -95,11 +96,18 @@ def test_a_cache_serves_one_model_in_one_state(zoo: Callable[[str], Any]) -> Non
 
 
 @pytest.mark.skipif(cpu.why_unused() is not None, reason="torch computes everything here")
-def test_halves_on_a_cpu_start_where_a_chunk_begins_with_the_same_bits() -> None:
-    """And nowhere without chunks: a prompt's tokens are rounded by its length."""
-    model = hf_specdec.enable(build(FAMILIES["llama"]).bfloat16())
+@pytest.mark.parametrize(
+    ("chunk", "has_tiles", "expected"), [(32, False, 64), (32, True, 64), (0, False, 90), (0, True, 0)]
+)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_halves_on_a_cpu_start_where_they_have_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int, has_tiles: bool, expected: int
+) -> None:
+    """With chunks where one begins; without, at any token, unless torch attends to prompts."""
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: has_tiles)
+    model = hf_specdec.enable(build(FAMILIES["llama"]).to(dtype))
 
-    def logits(cache: PrefixCache, **options: Any) -> tuple[list[torch.Tensor], list[int]]:
+    def logits(cache: PrefixCache) -> tuple[list[torch.Tensor], list[int]]:
         seen: list[torch.Tensor] = []
 
         def see(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -107,16 +115,15 @@ def test_halves_on_a_cpu_start_where_a_chunk_begins_with_the_same_bits() -> None
             return scores
 
         see.row_safe = True
+        options = OPTIONS | {"prefill_chunk_size": chunk or None, "spec_method": "plain"}
         found = hf_specdec.generate_many(
-            model, PROMPTS, prefix_cache=cache, max_batch_size=1, logits_processor=[see], **{**OPTIONS, **options}
+            model, PROMPTS, prefix_cache=cache, max_batch_size=1, logits_processor=[see], **options
         )
         return seen, cached(list(found))
 
-    chunks = {"prefill_chunk_size": 32, "spec_method": "plain"}
-    (read, nothing), (found, counts) = logits(PrefixCache(0), **chunks), logits(PrefixCache(), **chunks)
-    assert (nothing, counts) == ([0] * 6, [0] + [64] * 5)
+    (read, nothing), (found, counts) = logits(PrefixCache(0)), logits(PrefixCache())
+    assert (nothing, counts) == ([0] * 6, [0] + [expected] * 5)
     assert all(torch.equal(one, other) for one, other in zip(read, found, strict=True))
-    assert logits(PrefixCache())[1] == [0] * 6
 
 
 @pytest.mark.parametrize("salt", [3, b"x"])
