@@ -133,26 +133,18 @@ class _Attention:
         scaling: float | None = None,
         is_causal: bool | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        def torchs() -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> Result:
+        def torchs() -> Result:
             if packed is None:
                 return padded(query)
             attended, weights = padded(packed.pad(query.transpose(1, 2)).transpose(1, 2))  # (B, heads, W, head_dim)
             return packed.pack(attended), weights
 
-        def padded(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        def padded(query: torch.Tensor) -> Result:
             if is_known and attention_mask is not None and can_fold(module, query, key, value, attention_mask):
                 return folded(query, key, value, attention_mask, scaling), None
-            attended: tuple[torch.Tensor, torch.Tensor | None] = self.original(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout=dropout,
-                scaling=scaling,
-                is_causal=is_causal,
-                **kwargs,
+            attended: Result = self.original(
+                module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
             )
             return attended
 

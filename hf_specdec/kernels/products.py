@@ -221,10 +221,7 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0].strip("_")
-        if name in PRODUCTS and not (isinstance(args[0], torch.Tensor) and _adds_nothing(args[0])):
-            self._seen.add(name)
+        one = args[0] if name in PRODUCTS else None
+        if name in PRODUCTS and not (isinstance(one, torch.Tensor) and (one.shape[-1] == 1 or not one.numel())):
+            self._seen.add(name)  # where something is added
         return func(*args, **(kwargs or {}))
-
-
-def _adds_nothing(tokens: torch.Tensor) -> bool:
-    return tokens.shape[-1] == 1 or not tokens.numel()

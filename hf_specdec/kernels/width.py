@@ -14,8 +14,6 @@ from hf_specdec.kernels.key_order import why_unordered
 from hf_specdec.kernels.linear import FORWARDS, LANES
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
 
-CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-
 
 def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str | None:
     """Reason why forwards of several tokens may round otherwise than forwards of one.
@@ -49,7 +47,7 @@ def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str |
         if module in prompts_alone:
             continue
         is_known = module in known or isinstance(module, torch.nn.Embedding) or _is_widened(module)
-        is_known = is_known or (isinstance(module, CONVOLUTIONS) and not in_order)  # a trial forward shows its use
+        is_known = is_known or (isinstance(module, torch.nn.Conv1d) and not in_order)  # a trial forward shows its use
         if not is_known and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None
