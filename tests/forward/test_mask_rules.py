@@ -98,7 +98,7 @@ def test_a_step_makes_the_same_masks_of_what_is_sent_for_a_tree(family: str, att
             assert masks.rules is not None
             arrays, columns = masks.rules.tree_arrays(rows), torch.tensor(lengths)[:, None] + torch.arange(size)
             sent = [torch.from_numpy(array) for array in arrays]
-            tree = masks.rules.tree(sent, columns, seen if pad else None, CAPACITY)
+            tree = masks.rules.tree(sent, columns, seen, CAPACITY)
             found = with_masks({TREE: tree | {"name": "mask"}, "other": 1})
             assert found.keys() == {"mask", "other"}
             pairs = found["mask"] if isinstance(expected, dict) else {None: found["mask"]}

@@ -68,7 +68,7 @@ class GraphInputs:
 
     def _arguments(self, sent: Sequence[torch.Tensor], width: int, batch: int) -> KeptArguments:
         num_keys, (ids, positions, mask) = self._cache.capacity, self._names
-        if (batch > 1 or self._padding is not None) and (self._seen is None or self._seen.shape[1] != num_keys):
+        if self._seen is None or self._seen.shape[1] != num_keys:  # also without padding: one graph takes both
             self._seen = torch.ones((batch, num_keys), dtype=torch.bool, device=self._device)
             if self._padding is not None:
                 self._seen[:, : self._padding.shape[1]] = self._padding

@@ -20,7 +20,7 @@ def with_masks(inputs: Mapping[str, Any]) -> dict[str, Any]:
     - `columns`: `(batch, Q)`: places of the new columns in the buffers,
     - `keys`: `(K,)`: 0, 1, 2, ...,
     - `ends`: what shows and what hides a key, scalars; booleans for masks of booleans,
-    - `padding`: `(batch, K)` bool: which columns of the text are seen; `None` where all are,
+    - `padding`: `(batch, K)` bool: which columns of the text are seen,
     - `name`: of the forward's argument.
     """
     if TREE not in inputs:
@@ -36,9 +36,7 @@ def _mask(tree: Mapping[str, Any], block: int, window: int | None) -> torch.Tens
     seen = tree["blocks"][block]
     width, keys = seen.shape[-1], tree["keys"]
     offset = keys - tree["columns"][:, None, None, :1]  # (batch, 1, 1, K), from the first new column
-    text = offset < 0
-    if tree["padding"] is not None:
-        text = text & tree["padding"][:, None, None]
+    text = (offset < 0) & tree["padding"][:, None, None]
     if window is not None:
         text = text & (keys >= tree["firsts"][window])
     new = seen.gather(3, offset.clamp(0, width - 1).expand(-1, 1, width, -1)) & (offset >= 0) & (offset < width)

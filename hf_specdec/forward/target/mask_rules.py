@@ -105,7 +105,7 @@ class RuleMasks:
         return blocks + [rows.first_within(window)[:, None, :, None] for window in self._distinct_windows]
 
     def tree(
-        self, sent: Sequence[torch.Tensor], columns: torch.Tensor, padding: torch.Tensor | None, num_keys: int
+        self, sent: Sequence[torch.Tensor], columns: torch.Tensor, padding: torch.Tensor, num_keys: int
     ) -> dict[str, Any]:
         """What `graph_masks.with_masks` makes the masks of, but for the argument's name.
 

@@ -56,6 +56,17 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
     assert all(spent == 0.0 for spent in seconds[known + 1 :])
 
 
+def test_the_graphs_of_prompts_without_padding_serve_padded_ones(model: Any, graphs: list[Any]) -> None:
+    config, numbers = on_cpu(counting(graphs)), []
+    for padding in (0, 10):
+        options = {"max_new_tokens": 12, **STATIC, "attention_mask": (torch.arange(30) >= padding).long()[None]}
+        expected = plain(model, PROMPT, **options, disable_compile=True)
+        output = speculative(model, PROMPT, **options, compile_config=config, **METHODS["prompt_lookup"])
+        assert output.equal(expected)
+        numbers.append(len(graphs))
+    assert 0 < numbers[0] == numbers[1]
+
+
 @pytest.mark.wide
 def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]) -> None:
     """Torch lets no one write to them outside; those made outside serve both."""
