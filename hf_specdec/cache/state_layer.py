@@ -4,6 +4,7 @@ Between two commits a recorded layer keeps the states before the columns and, of
 made of. A commit computes or picks the states after each row's last kept column.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ class KeptColumns(_Sent):
         """`(batch, 1, C)` bool."""
         return self._on(device, "on_path", lambda: self._on_path[:, None])
 
-    @property
+    @functools.cached_property
     def parents(self) -> Array:
         """`(batch, C)`: as of all columns; -2 for those that are not kept."""
         return np.where(self._on_path, self.columns.parents, -2)

@@ -5,13 +5,14 @@ Names                              Why
 `_forward_hooks`                   hooks are removed without their handles, which transformers does not keep
 `_output_capturing_hooks_installed`, `_active_collector`
                                    by which transformers knows whether to put its hooks on a model, and what they keep
-`is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`
-                                   torch has no public name for whether operations are traced, counted or replaced
+`is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`, `DisableTorchFunction`,
+`_is_torch_function_mode_enabled`  torch has no public name for whether operations are traced, counted or replaced
 `torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
 `_grouped_mm`, `_int_mm`           products of experts, as torch's modes see them, and of integers
 `DeviceContext`                    the mode of `torch.set_default_device`, which replaces none
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -23,6 +24,7 @@ from transformers.utils.output_capturing import _active_collector
 grouped_mm = torch._grouped_mm
 int_mm = torch._int_mm
 OUTPUT_HOOKS = "transformers.utils.output_capturing"
+NO_BLOCK = contextlib.nullcontext()
 FUNCTIONS = ("linear", "scaled_dot_product_attention")  # by which layers and attention compute
 
 
@@ -48,6 +50,11 @@ def is_dispatch_traced() -> bool:
 def has_own_functions() -> bool:
     """True if somebody has put others in the place of torch's functions by which layers and attention compute."""
     return any(getattr(torch.nn.functional, name) is not getattr(torch._C._nn, name) for name in FUNCTIONS)
+
+
+def without_modes() -> contextlib.AbstractContextManager[None]:
+    """A block whose calls of torch, and reads of tensors' attributes, no mode for torch's functions sees."""
+    return torch._C.DisableTorchFunction() if torch._C._is_torch_function_mode_enabled() else NO_BLOCK
 
 
 def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:

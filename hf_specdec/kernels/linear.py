@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import WeightForward, here, is_readable
+from hf_specdec.kernels.own_forward import WeightForward, here, is_readable, unseen
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed
@@ -55,16 +55,13 @@ class LinearForward(WeightForward):
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         """As the module's class has it."""
-        if not self.fits(input, self.num_in):
-            return self.torchs(input)
-        num_tokens = input.numel() // self.num_in
-        work = num_tokens * self.num_out * self.num_in
-        threads = cpu.threads_for(work)
-        if not (threads and num_tokens):
-            return self.torchs(input)
-        if self.dtype != torch.float32:
-            return self._product(input, threads)
-        if num_tokens > MOST_TOKENS:
+        with unseen():
+            num_tokens = input.numel() // self.num_in if self.fits(input, self.num_in) else 0
+            work = num_tokens * self.num_out * self.num_in
+            threads = cpu.threads_for(work) if num_tokens else 0
+            if threads and self.dtype != torch.float32:
+                return self._product(input, threads)
+        if not threads or num_tokens > MOST_TOKENS:
             return self.torchs(input)
         # products of about as many tokens and weights share what was measured
         buckets = ((num_tokens - 1).bit_length(), (self.num_out * self.num_in).bit_length())

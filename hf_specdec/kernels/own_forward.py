@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from hf_specdec.compat.modules import parameters_of
+from hf_specdec.compat.modules import NO_BLOCK, parameters_of, without_modes
 from hf_specdec.kernels import cpu
 
 
@@ -44,6 +44,11 @@ def counted() -> Iterator[Attended]:
         yield here.counting
     finally:
         here.counting = outer
+
+
+def unseen() -> contextlib.AbstractContextManager[None]:
+    """A block of this package's code, which a mode that lets the core compute need not see; one that counts does."""
+    return without_modes() if here.depth and here.counting is None else NO_BLOCK
 
 
 def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:

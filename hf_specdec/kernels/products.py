@@ -85,15 +85,15 @@ def alike_in(numbers: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
-    if not is_host(numbers.device):
+    count, is_serial = numbers.numel(), torch.get_num_threads() == 1 or numbers.numel() <= SERIAL
+    if not is_host(numbers.device) or (is_serial and count % VECTORS == 0 and numbers.is_contiguous()):
         return function(numbers, **kwargs)
-    flat = numbers.reshape(-1)
-    flat = functional.pad(flat, (0, -len(flat) % VECTORS)) if len(flat) % VECTORS else flat
-    if torch.get_num_threads() == 1 or len(flat) <= SERIAL:
+    flat = functional.pad(numbers.reshape(-1), (0, -count % VECTORS))
+    if is_serial:
         found = function(flat, **kwargs)
     else:
         found = torch.cat([function(piece, **kwargs) for piece in torch.split(flat, SERIAL)])
-    return found[: numbers.numel()].view(numbers.shape)
+    return found[:count].view(numbers.shape)
 
 
 def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:

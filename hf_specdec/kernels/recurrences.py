@@ -13,6 +13,7 @@ before. Mamba's state decays by channel and by dimension, which allows no such f
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from hf_specdec.cache.state_layer import Columns, KeptColumns, StateLayer
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.state_layers import ACTIVATIONS
 from hf_specdec.kernels.core_recurrence import CoreColumns, read_by_core
+from hf_specdec.kernels.products import by_vectors
 
 EPS = 1e-6  # of the norm of queries and keys
 HEADS = 16  # of Mamba's channels
@@ -251,7 +253,7 @@ def selective_scan(
         read = read + states * D.float()
     output = read.transpose(1, 2)
     if z is not None:
-        output = output * functional.silu(z)
+        output = output * _rounded_alike(functional.silu, z, z)
     return output.to(hidden_states.dtype), layer.recurrent_states[0]
 
 
@@ -293,7 +295,12 @@ def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> 
     """Steps of `(..., channels)`, rounded as transformers rounds them for one token."""
     if bias is not None:
         dt = dt + bias.to(dt.dtype)
-    return (functional.softplus(dt) if softplus else dt).float()
+    return (_rounded_alike(functional.softplus, dt, dt) if softplus else dt).float()
+
+
+def _rounded_alike(function: Callable[..., torch.Tensor], numbers: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """A function of single numbers; each is rounded alike in any forward where the layer's states are halves."""
+    return function(numbers) if states.dtype == torch.float32 else by_vectors(function, numbers)
 
 
 def convolution(
@@ -331,7 +338,7 @@ def convolution(
         found = torch.einsum("bcqw,cw->bcq", _windows(states, columns, width), weight)
         found = found if bias is None else found + bias[:, None]
     if activation is not None:
-        found = ACTIVATIONS[activation](found)
+        found = _rounded_alike(ACTIVATIONS[activation], found, hidden_states)
     return found.to(hidden_states.dtype)
 
 

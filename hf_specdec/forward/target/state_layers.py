@@ -29,6 +29,7 @@ from hf_specdec.cache.state_layer import Columns, StateLayer
 from hf_specdec.compat import state_layers
 from hf_specdec.forward.target.model_facts import ModelFacts
 from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.kernels.own_forward import unseen
 from hf_specdec.kernels.products import alike_in
 from hf_specdec.kernels.recurrences import convolution, gated_delta_rule, selective_scan, state_space_duality
 
@@ -127,6 +128,7 @@ def _replacement(name: str) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         cache = _recorded.get()
         assert cache is not None and isinstance(cache.asked, StateLayer)
-        return replace(cache.asked, *args, **kwargs)
+        with unseen():
+            return replace(cache.asked, *args, **kwargs)
 
     return compute
