@@ -19,6 +19,7 @@ from hf_specdec.forward.capabilities.reference import arguments, reference
 from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.forward.target.token_buffer import TokenBuffer
 from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.kernels.core_recurrence import CoreColumns
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import plain
 from tests.helpers.zoo_wide import build, shrunk
@@ -69,7 +70,15 @@ def assert_equal_states(cache: Any, expected: Any) -> None:
         assert error < 1e-4
 
 
+@pytest.fixture(params=[True, False], ids=["core", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrences by the core, or by torch as on accelerators."""
+    if not request.param:
+        monkeypatch.setattr(CoreColumns, "fits", lambda *_: False)
+
+
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_nodes_of_trees_follow_from_their_parents(name: str) -> None:
@@ -98,6 +107,7 @@ def test_nodes_of_trees_follow_from_their_parents(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("node", [0, 7])
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
