@@ -22,9 +22,12 @@ def graph_name(names: Iterable[str]) -> str | None:
 
 
 def attributes_of(holders: Iterable[object]) -> list[Any]:
-    """What the attributes of these objects and their dictionaries hold, to be compared by identity."""
-    values = [value for holder in holders for value in vars(holder).values()]
-    return values + [item for value in values if isinstance(value, dict) for item in value.values()]
+    """What the attributes of these objects and their dictionaries hold, to be compared by identity.
+
+    Other threads may add and remove some meanwhile: each dictionary is copied before anything is looked at.
+    """
+    values = [value for holder in holders for value in list(vars(holder).values())]
+    return values + [item for value in values if isinstance(value, dict) for item in list(value.values())]
 
 
 class GraphWatch:

@@ -154,61 +154,6 @@ def test_a_step_that_keeps_its_guards_is_asked_for_others_once_a_call(monkeypatc
     assert len(asked) == 2, "before it has run, and after"
 
 
-class Affine(torch.nn.Module):
-    """A module whose forward may keep its argument, as an attribute or a buffer."""
-
-    last: torch.Tensor | None
-
-    def __init__(self, *, keeps: str) -> None:
-        super().__init__()
-        self.weight, self.keeps = torch.nn.Parameter(torch.full((3,), 2.0)), bool(keeps)
-        if keeps == "buffer":
-            self.register_buffer("last", torch.zeros(3))
-        else:
-            self.last = None
-
-    def forward(self, x: torch.Tensor, shift: dict[str, torch.Tensor]) -> Any:
-        if self.keeps:
-            self.last = x
-        return CausalLMOutput(logits=self.weight * x + shift["by"]), x.sum()
-
-
-@pytest.mark.parametrize("keeps", ["", "attribute", "buffer"])
-def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attributes_is_not_bound(keeps: str) -> None:
-    model = Affine(keeps=keeps)
-    step = compat.compiled(lambda **inputs: model(**inputs), {"backend": counting([])})
-
-    def inputs(value: float) -> dict[str, Any]:
-        return {"x": torch.full((3,), value), "shift": {"by": torch.full((3,), 10 * value)}}
-
-    with torch.no_grad():
-        for _ in range(3):
-            step(**inputs(0.0))
-        direct = compat.without_guards(step, inputs(1.0))
-        assert direct is not None
-        for value in (1.0, 2.0):
-            given = inputs(value)
-            found, bound = direct.bind(given, lambda: [model])
-            assert found[0].logits.tolist() == [12 * value] * 3
-            assert model.last is (given["x"] if keeps else None)
-            assert (bound is None) == bool(keeps)
-            if bound is not None:
-                again = bound(**inputs(3.0))
-                assert again[0].logits.tolist() == [36.0] * 3
-                assert float(again[1]) == 9.0
-
-
-def test_a_graph_is_not_bound_where_the_function_returns_what_is_not_the_graphs() -> None:
-    kept = torch.ones(2)
-    step = compat.compiled(lambda **inputs: (inputs["x"] * 2, kept), {"backend": counting([])})
-    step(x=torch.ones(2))
-    direct = compat.without_guards(step, {"x": torch.ones(2)})
-    assert direct is not None
-    found, bound = direct.bind({"x": torch.ones(2)}, list)
-    assert found[1] is kept
-    assert bound is None
-
-
 def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
     def likeness(value: Any) -> Any:
         objects: list[int] = []
