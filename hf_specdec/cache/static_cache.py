@@ -5,7 +5,8 @@ their places into tensors before the forward, which writes there and attends to 
 is not text. No Python number that a forward reads changes between steps. Knows nothing about trees, models or tokens.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,19 @@ class StaticWriteIndex:
         self.rows = self.columns = torch.arange(batch, device=device)[:, None]
         self._columns: dict[int, torch.Tensor] = {}  # by width
         mark_static_address(self.rows)
+
+    @property
+    def is_inference(self) -> bool:
+        """Returns whether one of them was made in inference mode."""
+        return any(columns.is_inference() for columns in self._columns.values())
+
+    def knows(self, width: int) -> bool:
+        """Returns whether positions of this width were set."""
+        return width in self._columns
+
+    def forget(self, width: int) -> None:
+        """Let those of a width come in another tensor: no forward has read them from the last one."""
+        self._columns.pop(width, None)
 
     @property
     def length(self) -> torch.Tensor:
@@ -241,7 +255,8 @@ class StaticSpecCache(SpecCache):
     @property
     def is_inference(self) -> bool:
         """Returns whether the buffers were made in inference mode, outside of which no one may write to them."""
-        return any(layer.keys.is_inference() for layer in self._written)
+        is_written = any(layer.keys.is_inference() for layer in self._written)
+        return is_written or any(index.is_inference for index in self._indices.values())
 
     def sender(self, device: torch.device) -> Sender:
         """Sends what forwards over this cache take, to where their CUDA graphs read it."""
@@ -276,6 +291,16 @@ class StaticSpecCache(SpecCache):
             self._room, self._capacity, self._kept_blocks = min(capacities), max(capacities), super()._blocks()
         for index in self._indices.values():
             index.set(columns)
+
+    @contextlib.contextmanager
+    def placed(self, width: int) -> Iterator[None]:
+        """A block in which places of `width` columns are set, for who asks about a forward that is not computed."""
+        known = [index for index in self._indices.values() if index.knows(width)]
+        self.place(width)
+        yield
+        for index in self._indices.values():
+            if index not in known:
+                index.forget(width)
 
     def columns_on(self, device: torch.device) -> torch.Tensor:
         """`(batch, width)`: where the next forward writes, as the layers on `device` read it; after `place`."""

@@ -189,3 +189,27 @@ def test_forwards_of_any_width_follow_once_places_are_given_up() -> None:
     assert torch.equal(attended[0][0][:, :, 5:], torch.cat([prompt[0][0], text[0][0]], dim=-2))
     ours.commit([[0, 1, 2]])
     assert ours.lengths == (10,)
+
+
+def test_positions_made_in_inference_mode_make_the_cache_one_of_it() -> None:
+    """Outside of it no one may write to them."""
+    ours = after_prompt(step(5))
+    ours.place(2)
+    assert not ours.is_inference
+    with torch.inference_mode():
+        ours.place(3)
+    assert ours.is_inference
+
+
+def test_positions_that_are_set_to_ask_about_a_forward_leave_no_tensor_to_the_next() -> None:
+    ours, device = after_prompt(step(5)), torch.device("cpu")
+    ours.place(2)
+    kept = ours.columns_on(device)
+    for width in (2, 3):
+        with ours.placed(width):
+            asked = ours.columns_on(device)
+            assert asked.tolist() == [list(range(5, 5 + width))]
+        ours.place(width)
+        assert (ours.columns_on(device) is asked) == (width == 2)
+    assert ours.place(2) is None
+    assert ours.columns_on(device) is kept

@@ -203,8 +203,8 @@ class StepInputs:
         assert isinstance(self.cache, StaticSpecCache)
         names, padding = (self.ids_key, self.positions_key, self.mask_key), self._prompt_padding()
         if self.masks.is_asked:
-            self.cache.place(rows.shape[1])
-            self.masks.build(rows, self.cache, mask, padding=padding)
+            with self.cache.placed(rows.shape[1]):
+                self.masks.build(rows, self.cache, mask, padding=padding)
         if (rules := self.masks.rules) is None:
             self._makes_masks = False
             return None

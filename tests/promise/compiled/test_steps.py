@@ -288,6 +288,7 @@ def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_grap
     assert any(len(forwards) > 2 for forwards in seen.values())
     for (first, ids), *others in seen.values():
         assert TREE in first
+        assert first[TREE]["columns"].untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
         assert all(inputs is first and own is ids for inputs, own in others)
 
 
