@@ -16,6 +16,7 @@ from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.kernels.quantization.bnb import load_bitsandbytes
 from hf_specdec.kernels.width import reason_for_width
+from tests.helpers.cover import wide_but
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT
@@ -161,7 +162,7 @@ def test_every_method_writes_one_text(family: str, do_sample: bool, rows: int) -
     check_texts(family_model(family, torch.bfloat16), rows, do_sample=do_sample)
 
 
-@pytest.mark.parametrize("model_type", RECURRENT)
+@pytest.mark.parametrize("model_type", wide_but(["mamba", "mamba2", "qwen3_5"], RECURRENT))
 def test_so_it_does_with_recurrent_layers(model_type: str) -> None:
     model = hf_specdec.enable(build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16))
     for rows, do_sample in itertools.product((1, 3), (False, True)):
