@@ -19,12 +19,14 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from transformers.activations import GELUActivation, GELUTanh, QuickGELUActivation, SiLUActivation
 from transformers.utils.output_capturing import _active_collector
 
 grouped_mm = torch._grouped_mm
 int_mm = torch._int_mm
 OUTPUT_HOOKS = "transformers.utils.output_capturing"
 NO_BLOCK = contextlib.nullcontext()
+ROUNDED_ACTIVATIONS = (GELUActivation, GELUTanh, QuickGELUActivation, SiLUActivation)
 FUNCTIONS = ("linear", "scaled_dot_product_attention")  # by which layers and attention compute
 
 

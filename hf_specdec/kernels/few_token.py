@@ -17,7 +17,7 @@ from hf_specdec.compat import is_compiled, modules_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
 from hf_specdec.kernels.own_forward import OwnForward, here
-from hf_specdec.kernels.products import ProductsForward, other_methods
+from hf_specdec.kernels.products import ActivationForward, ProductsForward, other_methods
 from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
 from hf_specdec.kernels.rms_norm import NormForward
 
@@ -47,7 +47,7 @@ class FewTokenLayers:
         is_used = is_used and cpu.why_unused() is None and not is_compiled(model)
         dtype, device = getattr(model, "dtype", None), getattr(model, "device", None)
         is_half = dtype in cpu.HALVES and device is not None and is_host(device)
-        kinds = (*KINDS, ProductsForward) if is_half else KINDS
+        kinds = (*KINDS, ProductsForward, ActivationForward) if is_half else KINDS
         modules = modules_of(model) if is_used else ()
         forwards = (_forward_for(module, kinds) for module in modules)
         self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
@@ -71,7 +71,7 @@ class FewTokenLayers:
 
         Asked where the core or torch computes all products as layers, the output's of one token left aside.
         """
-        if not all(isinstance(forward, LinearForward | NormForward) for forward in self.forwards):
+        if not all(isinstance(forward, LinearForward | NormForward | ActivationForward) for forward in self.forwards):
             return 0
         if self.reads_prompts:
             return 1

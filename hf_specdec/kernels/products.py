@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.masks import methods_called, names_in_own_methods
-from hf_specdec.compat.modules import grouped_mm, is_view_of_weight, own_weights
+from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS, grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.linear import can_multiply, core_product
@@ -66,6 +66,21 @@ class ProductsForward(OwnForward):
         """As the module's class has it."""
         with _mode if here.depth else contextlib.nullcontext():
             return getattr(type(self.module), self.name)(self.module, *args, **kwargs)
+
+
+class ActivationForward(OwnForward):
+    """The forward of an activation, in a model of 16 bits: torch leaves GELU of numbers without gaps to oneDNN."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def can_replace(module: torch.nn.Module) -> bool:
+        """Returns whether the module is one of those that torch rounds in two ways."""
+        return type(module) in (*ROUNDED_ACTIVATIONS, torch.nn.GELU, torch.nn.SiLU)
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """As the module's class has it."""
+        return by_vectors(self.torchs, input) if here.depth and input.dtype in cpu.HALVES else self.torchs(input)
 
 
 def other_methods(module: torch.nn.Module) -> list[ProductsForward]:

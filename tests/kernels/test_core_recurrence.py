@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS
 from hf_specdec.kernels.core_recurrence import CoreColumns
 from hf_specdec.kernels.products import BY_VECTORS, SERIAL, by_vectors
-from tests.kernels.layer_cases import draw, has_core, sizes, tokens
+from tests.kernels.layer_cases import draw, has_core, inside, sizes, tokens
 
 pytestmark = has_core
 KINDS = {  # sizes of a head's state, whether it moves by the delta rule, and the decays that it has
@@ -68,3 +69,14 @@ def test_functions_of_single_numbers_have_one_rounding(function: Any, dtype: tor
     for count in (1, 7, 63, SERIAL + 5):
         assert torch.equal(by_vectors(function, numbers[:, :count]), whole[:, :count])
         assert torch.equal(by_vectors(function, numbers.T[:count]).T, whole[:, :count])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", [*ROUNDED_ACTIVATIONS, torch.nn.GELU, torch.nn.SiLU])
+def test_an_activation_of_half_a_layer_computes_a_token_alike(activation: Any, dtype: torch.dtype) -> None:
+    """Gate and values come from one product."""
+    gate = tokens(400, 192, dtype=dtype).chunk(2, dim=1)[0]
+    module = torch.nn.Sequential(activation()).to(dtype)
+    module.dtype, module.device = dtype, gate.device
+    whole = inside(module, gate)
+    assert torch.equal(torch.cat([inside(module, token) for token in gate.split(1)]), whole)
