@@ -46,8 +46,8 @@ class CpuKernels:
             if self._attends_to_prompts:
                 stack.enter_context(counted())  # of steps alone is it asked who computes
                 stack.enter_context(self._attention)
-            if self._layers.reads_prompts:
-                stack.enter_context(self._layers)
+            if self._attends_to_prompts or self._layers.reads_prompts:
+                stack.enter_context(self._layers.of_prompts)
             yield
 
     @property
