@@ -22,7 +22,7 @@ def graph_name(names: Iterable[str]) -> str | None:
 
 
 def attributes_of(holders: Iterable[object]) -> list[Any]:
-    """What the attributes of these objects and their dictionaries hold, to be compared by identity.
+    """List what attributes of these objects and their dictionaries hold, to be compared by identity.
 
     Other threads may add and remove some meanwhile: each dictionary is copied before anything is looked at.
     """

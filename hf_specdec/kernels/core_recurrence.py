@@ -55,7 +55,7 @@ class CoreColumns:
         return CoreColumns(joined("query"), joined("key"), joined("value"), joined("decay"), beta, self.key_first)
 
     def read(self, state: torch.Tensor, parents: npt.NDArray[Any]) -> torch.Tensor:
-        """What the queries read of the states after their columns, `(batch, C, heads, value_dim)`."""
+        """Read the states after the columns by the queries, `(batch, C, heads, value_dim)`."""
         out = torch.empty_like(self.value)
         self._run(self.laid_out(state), parents, out.data_ptr())
         return out

@@ -15,8 +15,10 @@ IGNORED = {"sliding_window"}  # the mask has it
 
 @functools.cache
 def what_it_reads(function: FunctionType) -> frozenset[str] | None:
-    """What a function `(module, query, key, value, attention_mask, ...)` reads besides usual arguments: of `"softcap"`,
-    `"position_bias"` and the module's `"sinks"`; `None` where its result is not the core's for random numbers.
+    """Find what a function `(module, query, key, value, attention_mask, ...)` reads besides usual arguments.
+
+    Of `"softcap"`, `"position_bias"` and the module's `"sinks"`; `None` where its result is not the core's for random
+    numbers.
     """
     code = function.__code__
     named = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])

@@ -99,7 +99,7 @@ class DraftTree:
 
     @property
     def _below(self) -> Children:
-        """Of each node, those below it by their tokens, in order."""
+        """Children of each node by their tokens, in order."""
         if self._children is None:
             children: Children = tuple([{} for _ in self.tokens])
             for node in range(1, len(self.tokens)):

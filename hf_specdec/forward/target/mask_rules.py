@@ -107,7 +107,7 @@ class RuleMasks:
     def tree(
         self, sent: Sequence[torch.Tensor], columns: torch.Tensor, padding: torch.Tensor, num_keys: int
     ) -> dict[str, Any]:
-        """What `graph_masks.with_masks` makes the masks of, but for the argument's name.
+        """Parts that `graph_masks.with_masks` makes the masks of, but for the argument's name.
 
         Args:
             sent: `tree_arrays` on a device.
