@@ -19,8 +19,8 @@ FILTERS, DRAWS = "engine/sampling/row_filters.py", "engine/sampling/draws.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
-MASK, RULES, LAYOUT = "forward/target/tree_mask.py", "forward/target/mask_rules.py", "forward/target/tree_layout.py"
-ROWS = "forward/target/tree_rows.py"
+MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
+ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
 OWN_FORWARD = "kernels/own_forward.py"
@@ -30,11 +30,11 @@ NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
-LENGTHS, ADAPTERS = "call/rules/length.py", "forward/target/adapters.py"
-CHECKED = "forward/target/checked_steps.py"
-NEXT, GROUPED, DECODE = "forward/target/next_forward.py", "kernels/grouped.py", "call/request.py"
+LENGTHS, ADAPTERS = "call/rules/length.py", "forward/adapters.py"
+CHECKED = "forward/checked_steps.py"
+NEXT, GROUPED, DECODE = "forward/next_forward.py", "kernels/grouped.py", "call/request.py"
 COMPILED, COMPILING, STATIC, CALL = (
-    "forward/target/compiled_forward.py",
+    "forward/compiled_forward.py",
     "compat/compiling.py",
     "cache/static_cache.py",
     "engine/call.py",

@@ -17,9 +17,9 @@ from hf_specdec.engine.draft_pairing import draft_capability, translations_of
 from hf_specdec.engine.head_pairing import own_head_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.capabilities.findings import Found
-from hf_specdec.forward.target.forward_arguments import rows_of
-from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.model_runner import Tier
+from hf_specdec.forward.forward_arguments import rows_of
+from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.translation import Translation
 

@@ -28,7 +28,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.target.forward_arguments import tensors_of
+from hf_specdec.forward.forward_arguments import tensors_of
 
 Generate = Callable[..., Any]
 

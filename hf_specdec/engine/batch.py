@@ -8,9 +8,9 @@ import torch
 
 from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.engine.sequence import SequenceState
+from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.forward.target.compiled_forward import CompiledForward
-from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
 
 

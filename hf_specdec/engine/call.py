@@ -17,7 +17,7 @@ from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow
-from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.model_facts import ModelFacts
 
 UNBOUNDED = 1024  # new tokens that buffers are made for where nothing bounds a text
 MOST_ROOM = 4096  # new tokens that buffers are made for at once

@@ -10,7 +10,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from hf_specdec import compat
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.loop import SpecLoop
-from hf_specdec.forward.target.hidden_states import Layers, batch_dim
+from hf_specdec.forward.hidden_states import Layers, batch_dim
 
 Part = TypeVar("Part")
 SHOWN = {

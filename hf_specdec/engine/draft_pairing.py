@@ -19,9 +19,9 @@ from hf_specdec.engine.sampling.row_processors import is_pure, keeps_rows_apart,
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
+from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.model_runner import Tier
 from hf_specdec.forward.networks.draft_runner import DraftRunner
-from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.model_runner import Tier
 from hf_specdec.methods.common.draft_scorer import cost_ratio
 from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
 from hf_specdec.methods.common.translation import Translation

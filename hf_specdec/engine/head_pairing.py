@@ -18,12 +18,12 @@ from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import head_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.forward.compiled_forward import CompiledShapes, StepKind
 from hf_specdec.forward.networks.block_runner import BLOCK_STEP, BlockRunner
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
 from hf_specdec.forward.networks.shared_cache_runner import SHARED_STEP, SharedCacheRunner
-from hf_specdec.forward.target.compiled_forward import CompiledShapes, StepKind
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
 from hf_specdec.methods.common.draft_scorer import cost_ratio

@@ -10,7 +10,7 @@ from hf_specdec.common.transfer import HOST
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.forward.target.hidden_states import Layers
+from hf_specdec.forward.hidden_states import Layers
 
 OF_FORWARDS = ("hidden_states", "attentions", "cross_attentions")
 

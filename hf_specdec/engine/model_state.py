@@ -19,8 +19,8 @@ from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
 from hf_specdec.engine.cost.cost_facts import check_facts
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.forward.capabilities.findings import Findings
-from hf_specdec.forward.target.compiled_forward import MODEL_STEP, CompiledForward, StepKind
-from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.compiled_forward import MODEL_STEP, CompiledForward, StepKind
+from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import MethodState

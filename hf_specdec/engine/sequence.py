@@ -19,10 +19,10 @@ from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.target.hidden_states import Layers
-from hf_specdec.forward.target.node_outputs import NodeOutputs
-from hf_specdec.forward.target.prompt_logits import AskedRow
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.hidden_states import Layers
+from hf_specdec.forward.node_outputs import NodeOutputs
+from hf_specdec.forward.prompt_logits import AskedRow
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.draw_noise import NoiseBelow
 

@@ -17,9 +17,9 @@ from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.errors import RankError
-from hf_specdec.forward.target.node_outputs import NodeOutputs
-from hf_specdec.forward.target.prompt_logits import TopTokens
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.node_outputs import NodeOutputs
+from hf_specdec.forward.prompt_logits import TopTokens
+from hf_specdec.forward.token_buffer import TokenBuffer
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1

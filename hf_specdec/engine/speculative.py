@@ -26,12 +26,12 @@ from hf_specdec.engine.sampling.row_processors import criteria_of_row, processor
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
 from hf_specdec.engine.shared_processes import sampler_of, steps_of, stop_check_of
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
+from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.networks.drafting import used_by
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.networks.shared_cache_runner import SharedCacheRunner
-from hf_specdec.forward.target.model_runner import MAX_DRAFT, ModelRunner
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter
 
 MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]

@@ -17,8 +17,8 @@ from hf_specdec.compat.fingerprint import is_library_code
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import compiled_beside, state_of
-from hf_specdec.forward.target.adapters import takes_positions
-from hf_specdec.forward.target.compiled_forward import (
+from hf_specdec.forward.adapters import takes_positions
+from hf_specdec.forward.compiled_forward import (
     DRAFT_STEP,
     MODEL_STEP,
     ORDERED_STEP,
@@ -26,8 +26,8 @@ from hf_specdec.forward.target.compiled_forward import (
     CompiledShapes,
     StepKind,
 )
-from hf_specdec.forward.target.model_runner import MAX_UNCACHED
-from hf_specdec.forward.target.rotary import rotary_of
+from hf_specdec.forward.model_runner import MAX_UNCACHED
+from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.common.draft_head import DraftHead
 
 HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"

@@ -19,8 +19,8 @@ from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
-from hf_specdec.forward.target.node_outputs import NodeOutputs
-from hf_specdec.forward.target.prompt_logits import TopTokens
+from hf_specdec.forward.node_outputs import NodeOutputs
+from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
 from hf_specdec.methods.common.tree_width import at_common_width
 

@@ -7,7 +7,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_specdec import compat
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import TokenBuffer
 
 
 class StopCheck:

@@ -10,8 +10,8 @@ from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCac
 
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat import CACHE
-from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 
 LAYERS, HEADS, HEAD_DIM, LONGEST = 2, 2, 4, 64

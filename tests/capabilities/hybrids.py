@@ -23,7 +23,7 @@ import hf_specdec
 from hf_specdec.cache.contents import contents
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.compat import CACHE, state_layers
-from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.forward.tree_layout import TreeLayout
 from tests.helpers.drafts import CheckedDrafter
 from tests.helpers.support import plain
 from tests.helpers.zoo_wide import VOCAB_SIZE, build, shrunk

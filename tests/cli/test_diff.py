@@ -9,8 +9,8 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.target import tree_mask
-from hf_specdec.forward.target.model_runner import ModelRunner
+from hf_specdec.forward import tree_mask
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.kernels import cpu, linear
 from hf_specdec.tools.cli.diff import Search
 from tests.cli.conftest import Run

@@ -9,9 +9,9 @@ import torch
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.engine import step
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks import drafting
 from hf_specdec.forward.networks.head_runner import HeadRunner
-from hf_specdec.forward.target.model_runner import ModelRunner
 
 ONE, READING, FORWARD = 0.01, 3.0, 0.03  # seconds of a target's forward, of the head's first one and of its others
 

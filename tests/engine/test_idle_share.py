@@ -9,7 +9,7 @@ import torch
 import hf_specdec
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.engine.cost.budget import Budget
-from hf_specdec.forward.target.model_runner import ModelRunner
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
 from tests.helpers.device_clock import measure_steps
 

@@ -11,7 +11,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.shared_processes import AgreedSampler, AgreedStopCheck
 from hf_specdec.errors import RankError
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)

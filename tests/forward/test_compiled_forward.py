@@ -11,8 +11,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
-from hf_specdec.forward.target.checked_steps import CheckedSteps, TakenForms, _form
-from hf_specdec.forward.target.compiled_forward import CompiledForward, StepKind
+from hf_specdec.forward.checked_steps import CheckedSteps, TakenForms, _form
+from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
 from tests.helpers.graphs import counting
 
 

@@ -11,11 +11,11 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.static_shapes import forward_widths
+from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.forward.networks.block_runner import BLOCK_STEP, BlockRunner
 from hf_specdec.forward.networks.head_base import HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
-from hf_specdec.forward.target.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import LendingCompiler, Recorder

@@ -9,9 +9,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat import CACHE
-from hf_specdec.forward.target.inputs import rows_of
-from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.inputs import rows_of
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.helpers.zoo import FAMILIES, build
 
 IDS = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])

@@ -17,10 +17,10 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.tree import TreeBuilder
-from hf_specdec.forward.target.graph_masks import TREE, with_masks
-from hf_specdec.forward.target.mask_rules import window_of
-from hf_specdec.forward.target.tree_mask import TreeMasks
-from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.forward.graph_masks import TREE, with_masks
+from hf_specdec.forward.mask_rules import window_of
+from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.forward.tree_rows import TreeRows
 from tests.helpers.zoo import FAMILIES, WINDOW, build
 
 CPU = torch.device("cpu")

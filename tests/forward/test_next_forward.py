@@ -18,8 +18,8 @@ from hf_specdec.common import transfer
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import CACHE
 from hf_specdec.engine import static_shapes
-from hf_specdec.forward.target import next_forward
-from hf_specdec.forward.target.model_runner import ModelRunner
+from hf_specdec.forward import next_forward
+from hf_specdec.forward.model_runner import ModelRunner
 from tests.helpers.devices import emulate
 from tests.helpers.graphs import STATIC, LendingCompiler, on_cpu
 from tests.helpers.support import PROMPT, assert_same_cache, plain

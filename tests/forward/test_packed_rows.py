@@ -8,8 +8,8 @@ from transformers import DynamicCache
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat import CACHE
-from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.helpers.zoo import FAMILIES, build
 
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import hf_specdec
-from hf_specdec.forward.target import prompt_logits
+from hf_specdec.forward import prompt_logits
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import key_of

@@ -16,9 +16,9 @@ from hf_specdec.cache.state_layer import Columns
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat import state_layers
 from hf_specdec.forward.capabilities.reference import arguments, reference
-from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.core_recurrence import CoreColumns
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import plain

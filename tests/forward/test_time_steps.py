@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.time_steps import TimeStepLimits
+from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.time_steps import TimeStepLimits
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import build, shrunk

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_specdec.common.transfer import PendingRead
-from hf_specdec.forward.target import next_forward
+from hf_specdec.forward import next_forward
 from tests.helpers.devices import SAMPLING, STATIC, TREES, DeviceBatch, moved
 from tests.helpers.heads import CASES, SHAPES, always
 from tests.helpers.support import PROMPT, plain, results_of

@@ -22,8 +22,8 @@ from hf_specdec.common import transfer
 from hf_specdec.engine import static_shapes, step
 from hf_specdec.engine.cost import cost_model
 from hf_specdec.engine.sampling import node_processors, rejections
-from hf_specdec.forward.target import next_forward
-from hf_specdec.forward.target.compiled_forward import CompiledForward
+from hf_specdec.forward import next_forward
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.common import node_logits
 from hf_specdec.tools.bench.gpu_rows import same_length_texts
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model

@@ -16,7 +16,7 @@ import hf_specdec
 from hf_specdec.cache import static_cache
 from hf_specdec.common import transfer
 from hf_specdec.engine.sampling import noise_ahead, sampler
-from hf_specdec.forward.target import compiled_forward, graph_inputs
+from hf_specdec.forward import compiled_forward, graph_inputs
 from hf_specdec.methods.common import node_logits
 from tests.helpers.support import noisy_copy, plain
 from tests.helpers.zoo import FAMILIES

@@ -132,7 +132,7 @@ def test_results_come_as_they_finish_and_prompts_are_read_as_rows_get_free(
 def test_the_bound_on_the_cache_only_makes_batches_smaller(
     alone: Callable[[str, str], Alone], bound: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_specdec.forward.target.model_runner import ModelRunner
+    from hf_specdec.forward.model_runner import ModelRunner
 
     widths: list[tuple[int, int]] = []
     forward = ModelRunner.forward

@@ -6,7 +6,7 @@ from hf_specdec.call.request import Request
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
 from hf_specdec.engine.static_shapes import HIDDEN_LENGTH
-from hf_specdec.forward.target.rotary import rotary_of
+from hf_specdec.forward.rotary import rotary_of
 
 MOST_COLUMNS = 512  # of a step, whatever drafts: lookahead's widest windows have some hundred
 

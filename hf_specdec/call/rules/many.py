@@ -15,7 +15,7 @@ from hf_specdec.call.rules.assisted import ONE_SEQUENCE, asked_for
 from hf_specdec.call.rules.cache import repeated_text
 from hf_specdec.call.rules.length import exceeds_original_length, scales_by_columns
 from hf_specdec.call.rules.model import OWN_LOOP, hooked_cache
-from hf_specdec.forward.target.forward_arguments import tensors_of
+from hf_specdec.forward.forward_arguments import tensors_of
 
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
 

@@ -16,7 +16,7 @@ from hf_specdec.engine.sampling.per_row import of_only_row
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
 
 

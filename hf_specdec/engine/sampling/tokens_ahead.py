@@ -13,7 +13,7 @@ from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import Rejections
 from hf_specdec.engine.sampling.row_filters import NUM_RANKS, RowFilters
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import read_tensors
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,7 @@ from hf_specdec.errors import first_line
 from hf_specdec.forward.capabilities.attempts import REFUSALS, Mismatch, ProbeFailed, sentence, tried
 from hf_specdec.forward.capabilities.probe import known_text, runner_of
 from hf_specdec.forward.capabilities.reference import tokens_of
-from hf_specdec.forward.target.model_runner import Tier
+from hf_specdec.forward.model_runner import Tier
 
 
 @torch.no_grad()

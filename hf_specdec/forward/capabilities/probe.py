@@ -16,6 +16,7 @@ from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.masks import has_table_with_window
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.adapters import adapter_of, lacks_hooks, places_trees
 from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.reference import (
@@ -27,10 +28,9 @@ from hf_specdec.forward.capabilities.reference import (
     tokens_of,
 )
 from hf_specdec.forward.capabilities.tolerance import Tolerance, tolerance_of
-from hf_specdec.forward.target.adapters import adapter_of, lacks_hooks, places_trees
-from hf_specdec.forward.target.model_runner import ModelRunner, Tier
-from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.forward.target.tree_mask import TreeMasks
+from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.tree_mask import TreeMasks
 
 
 @dataclass(frozen=True, slots=True)

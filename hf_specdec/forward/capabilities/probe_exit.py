@@ -10,8 +10,8 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
 from hf_specdec.forward.capabilities.probe import known_text, runner_of
 from hf_specdec.forward.capabilities.reference import tokens_of
+from hf_specdec.forward.model_runner import Tier
 from hf_specdec.forward.networks.exit_runner import ExitRunner
-from hf_specdec.forward.target.model_runner import Tier
 
 
 def probe_exit(model: PreTrainedModel, layers: int, tier: Tier) -> str | None:

@@ -13,9 +13,9 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
 from hf_specdec.forward.capabilities.reference import Reference, arguments, encoded, reference, tokens_of
 from hf_specdec.forward.capabilities.tolerance import tolerance_of
-from hf_specdec.forward.target.forward_arguments import rows_of
-from hf_specdec.forward.target.model_runner import ModelRunner, Tier
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.forward_arguments import rows_of
+from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.token_buffer import TokenBuffer
 
 PADDING = 3  # tokens in front of the second row
 NUM_COMING = 3  # tokens of each row that are computed

@@ -16,11 +16,11 @@ from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
+from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, network_of, of_each_row
-from hf_specdec.forward.target.compiled_forward import CompiledForward
-from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.model_runner import ModelRunner, Tier
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 

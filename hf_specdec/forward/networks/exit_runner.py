@@ -21,13 +21,13 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.adapters import adapter_of
+from hf_specdec.forward.compiled_forward import ForwardWidths
+from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks.layer_cut import first_layers, path_to_layers
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, of_each_row
-from hf_specdec.forward.target.adapters import adapter_of
-from hf_specdec.forward.target.compiled_forward import ForwardWidths
-from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.model_runner import ModelRunner
-from hf_specdec.forward.target.tree_mask import TreeMasks
+from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.common.draft_scorer import cost_ratio
 from hf_specdec.methods.common.node_logits import NodeLogits
 

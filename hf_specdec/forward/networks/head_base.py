@@ -14,8 +14,8 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.compiled_forward import CompiledShapes
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, network_of, of_each_row
-from hf_specdec.forward.target.compiled_forward import CompiledShapes
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.node_logits import NodeLogits

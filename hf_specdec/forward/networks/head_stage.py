@@ -15,8 +15,8 @@ import torch
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.transfer import to_device
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.forward.compiled_forward import CompiledShapes, Step, StepKind
 from hf_specdec.forward.networks.head_base import head_cache
-from hf_specdec.forward.target.compiled_forward import CompiledShapes, Step, StepKind
 from hf_specdec.methods.common.draft_head import PairHead
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.forward.target.compiled_forward import CompiledForward
+from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 

@@ -14,9 +14,9 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.transfer import to_device
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.compiled_forward import Step, StepKind
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
-from hf_specdec.forward.target.compiled_forward import Step, StepKind
-from hf_specdec.forward.target.model_runner import ModelRunner
 from hf_specdec.methods.common.draft_head import SharedCacheHead
 
 Array = npt.NDArray[Any]

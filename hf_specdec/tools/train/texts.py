@@ -19,7 +19,7 @@ from hf_specdec import compat
 from hf_specdec.common.files import replacing, saving_tensors
 from hf_specdec.common.transfer import left_padded
 from hf_specdec.errors import CheckpointError, ConfigError
-from hf_specdec.forward.target.hidden_states import check_states
+from hf_specdec.forward.hidden_states import check_states
 from hf_specdec.tools.train.batch import TENSORS, Texts
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.config import Training

@@ -15,9 +15,9 @@ from hf_specdec import compat
 from hf_specdec.engine import static_shapes
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
-from hf_specdec.forward.target import compiled_forward
-from hf_specdec.forward.target.compiled_forward import CompiledForward
-from hf_specdec.forward.target.graph_masks import TREE
+from hf_specdec.forward import compiled_forward
+from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.graph_masks import TREE
 from tests.helpers.cover import wide_but
 from tests.helpers.devices import emulate
 from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu

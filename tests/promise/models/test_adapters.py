@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_specdec
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.adapters import adapter_of
+from hf_specdec.forward.adapters import adapter_of
 from tests.helpers.cover import wide_but
 from tests.helpers.support import DRAFTS, PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build

@@ -18,7 +18,7 @@ import hf_specdec
 from hf_specdec import compat
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.forward.target.rotary import rotary_of
+from hf_specdec.forward.rotary import rotary_of
 from tests.helpers.heads import random_head
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build

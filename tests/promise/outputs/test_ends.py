@@ -12,10 +12,10 @@ import torch
 import hf_specdec
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.engine.sequence import SequenceState
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks.draft_runner import DraftRunner
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.head_runner import HeadRunner
-from hf_specdec.forward.target.model_runner import ModelRunner
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, noisy_copy
 from tests.helpers.zoo import FAMILIES, build

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hf_specdec.common.transfer import to_device
-from hf_specdec.forward.target.prompt_logits import TopTokens
+from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 

@@ -17,8 +17,8 @@ from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.transfer import HostArrays
 from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
-from hf_specdec.forward.target.mask_rules import RuleMasks, same_masks, window_of
-from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
+from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import additive, mark_open
 
 MaskFunction = Callable[..., torch.Tensor]

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 from transformers import PreTrainedModel
 
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.model_facts import ModelFacts
 
 NAME = "time_step_limit"  # the layers' attribute, `(lowest, highest)`
 NO_LIMIT = (0.0, float("inf"))

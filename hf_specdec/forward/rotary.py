@@ -17,7 +17,7 @@ from hf_specdec.common.temporary_hooks import temporary_hooks
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.compat.rotary import rotary_grows, rotary_state, rotary_switches
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.model_facts import ModelFacts
+from hf_specdec.forward.model_facts import ModelFacts
 
 _lengths: ContextVar[torch.Tensor | None] = ContextVar("hf_specdec_lengths", default=None)
 

@@ -12,11 +12,11 @@ import torch
 
 from hf_specdec.common.transfer import PendingRead, is_staged
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.forward.target.checked_steps import CheckedSteps
-from hf_specdec.forward.target.hidden_states import HiddenStates
-from hf_specdec.forward.target.inputs import StepInputs
-from hf_specdec.forward.target.rotary import RotaryFrequencies
-from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.forward.checked_steps import CheckedSteps
+from hf_specdec.forward.hidden_states import HiddenStates
+from hf_specdec.forward.inputs import StepInputs
+from hf_specdec.forward.rotary import RotaryFrequencies
+from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits, read_rows
 
 

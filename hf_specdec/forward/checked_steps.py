@@ -12,7 +12,7 @@ import torch
 
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
-from hf_specdec.forward.target.forward_arguments import KeptArguments
+from hf_specdec.forward.forward_arguments import KeptArguments
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
 TakenForms = dict[Hashable, compat.Unguarded]  # the graph that took arguments of a form; lives longer than a call

@@ -17,8 +17,8 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.hook_errors import raised_in_hook
-from hf_specdec.forward.target.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
-from hf_specdec.forward.target.graph_masks import TREE, TREE_DIMS, with_masks
+from hf_specdec.forward.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
+from hf_specdec.forward.graph_masks import TREE, TREE_DIMS, with_masks
 from hf_specdec.kernels.key_order import in_order
 
 __all__ = [

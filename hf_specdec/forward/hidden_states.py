@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.rollback import RollbackCache
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.compiled_forward import CompiledForward
-from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.forward.compiled_forward import CompiledForward
+from hf_specdec.forward.tree_layout import TreeLayout
 
 Layers = tuple[torch.Tensor | None, ...] | None  # a field of a forward's output, an entry for each layer
 

@@ -9,11 +9,11 @@ import torch
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.transfer import Array, is_host, to_device
-from hf_specdec.forward.target.forward_arguments import SHORTENED_LOGITS, KeptArguments, with_token_types
-from hf_specdec.forward.target.graph_masks import TREE
-from hf_specdec.forward.target.mask_rules import RuleMasks
-from hf_specdec.forward.target.tree_layout import TreeLayout
-from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.forward.forward_arguments import SHORTENED_LOGITS, KeptArguments, with_token_types
+from hf_specdec.forward.graph_masks import TREE
+from hf_specdec.forward.mask_rules import RuleMasks
+from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.forward.tree_rows import TreeRows
 
 
 class GraphInputs:

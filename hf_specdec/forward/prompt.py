@@ -14,9 +14,9 @@ from hf_specdec.cache.prefix_cache import PrefixCache, States
 from hf_specdec.cache.rollback import RollbackCache
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.next_forward import NextForward
-from hf_specdec.forward.target.prompt_logits import AskedRow, TopTokens, kept_states, top_of_prompts
-from hf_specdec.forward.target.token_buffer import TokenBuffer
+from hf_specdec.forward.next_forward import NextForward
+from hf_specdec.forward.prompt_logits import AskedRow, TopTokens, kept_states, top_of_prompts
+from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 PIECE = 256  # tokens of a prompt in one forward that continues states

@@ -16,18 +16,18 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.attention import asks_for_attention
 from hf_specdec.compat.fingerprint import hooks_of
 from hf_specdec.compat.rotary import cache_drop_length
-from hf_specdec.forward.target.adapters import adapter_of, places_trees, works_by_hooks
-from hf_specdec.forward.target.checked_steps import checked_steps
-from hf_specdec.forward.target.compiled_forward import CompiledForward, ForwardWidths
-from hf_specdec.forward.target.forward_arguments import rows_of
-from hf_specdec.forward.target.inputs import StepInputs
-from hf_specdec.forward.target.model_facts import ModelFacts
-from hf_specdec.forward.target.prompt import PromptForward
-from hf_specdec.forward.target.rotary import rotary_of
-from hf_specdec.forward.target.state_layers import StateRecorder
-from hf_specdec.forward.target.time_steps import TimeStepLimits
-from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.forward.target.tree_layout import TreeLayout
+from hf_specdec.forward.adapters import adapter_of, places_trees, works_by_hooks
+from hf_specdec.forward.checked_steps import checked_steps
+from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
+from hf_specdec.forward.forward_arguments import rows_of
+from hf_specdec.forward.inputs import StepInputs
+from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.prompt import PromptForward
+from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.forward.state_layers import StateRecorder
+from hf_specdec.forward.time_steps import TimeStepLimits
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 Tier = Literal["tree", "chain", "plain"]

@@ -22,19 +22,19 @@ from hf_specdec.common.transfer import HOST, Sender, to_device
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.adapters import TreeAdapter, TreePositions, takes_positions
-from hf_specdec.forward.target.forward_arguments import (
+from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positions
+from hf_specdec.forward.forward_arguments import (
     SHORTENED_LOGITS,
     rows_of,
     rows_of_value,
     tensors_of,
     with_token_types,
 )
-from hf_specdec.forward.target.graph_inputs import GraphInputs
-from hf_specdec.forward.target.token_buffer import TokenBuffer
-from hf_specdec.forward.target.tree_layout import TreeLayout
-from hf_specdec.forward.target.tree_mask import TreeMasks
-from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.forward.graph_inputs import GraphInputs
+from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.forward.tree_rows import TreeRows
 
 Array = npt.NDArray[Any]
 RUNWAY = 512  # mask columns prepared at once

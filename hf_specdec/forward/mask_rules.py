@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hf_specdec.common.transfer import Array, HostArrays, additive_bits, to_device
-from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import mark_open
 
 Kind = str | None  # of layer; `None` where all layers have one mask

@@ -21,7 +21,7 @@ from hf_specdec import compat
 from hf_specdec.common.temporary_hooks import temporary_hooks
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.target.tree_rows import TreeRows
+from hf_specdec.forward.tree_rows import TreeRows
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

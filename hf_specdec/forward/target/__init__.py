@@ -1,1 +1,0 @@
-"""The target's forward: inputs, tree masks, positions, compiled steps."""
