@@ -1,16 +1,13 @@
 """Chats go through the target's template, the target answers every turn, and its answers are learned from."""
 
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import LlamaForCausalLM
 
-from demos.train_smollm2.__main__ import main as write_chats
 from hf_specdec import ConfigError
-from hf_specdec.tools.bench.prompts import load_prompts
 from hf_specdec.tools.train import HeadTraining, train_draft
 from hf_specdec.tools.train.chats import Chats
 from hf_specdec.tools.train.texts import read_shard
@@ -89,16 +86,6 @@ def test_a_tokenizer_without_a_template_is_told(target: LlamaForCausalLM, tmp_pa
     tokenizer: Any = WordNumbers()
     with pytest.raises(ConfigError, match="`tokenizer` must have a chat template"):
         train_draft(target, tokenizer, CHATS, tmp_path, CONFIG)
-
-
-def test_the_demo_writes_chats_that_every_command_reads(tmp_path: Path) -> None:
-    write_chats(tmp_path / "chats.jsonl", per_kind=5)
-    prompts = load_prompts([tmp_path / "chats.jsonl"])
-    assert Counter(prompt.task for prompt in prompts).keys() == {
-        *("question", "writing", "rewriting", "reading", "code", "math", "conversation")
-    }
-    assert all(prompt.is_chat for prompt in prompts)
-    assert {len(prompt.turns) for prompt in prompts} == {1, 2}
 
 
 @pytest.mark.parametrize("prompts", [[*CHATS[:1], "3 4"], [[]], [[{"role": "user"}]]], ids=str)

@@ -1,1 +1,0 @@
-"""Training of the embedded pair (`python -m demos.train_embedded`)."""
