@@ -1,9 +1,8 @@
-"""`hf-specdec info`: what a model can do, why, and what is installed."""
+"""`hf-specdec info`: what a model can do, and why."""
 
 import json
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,13 +12,12 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.kernels import cpu
 from hf_specdec.methods.registry import METHODS
-from hf_specdec.tools.cli import extras
 from tests.bench.conftest import tiny_llama
 from tests.cli.conftest import Run
 from tests.helpers.attention import deaf_attention
 
 
-def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> None:
+def test_json_holds_versions_model_capability_and_methods(run: Run) -> None:
     result = run("info", "--json")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
@@ -36,7 +34,6 @@ def test_json_holds_versions_model_capability_methods_and_extras(run: Run) -> No
     assert found["capability"]["reason"]
     assert (found["plan"]["way"], found["plan"]["method"], found["plan"]["loop"]) == ("tree", "auto", "own")
     assert found["methods"]["prompt_lookup"] == ["ngram"]
-    assert {extra["name"] for extra in found["extras"]} >= {"bench", "bnb", "fp8", "xformers"}
 
 
 def test_text_says_why_the_linear_layers_are_torchs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,52 +102,6 @@ def test_a_missing_model_is_an_error(run: Run) -> None:
     result = run("info", "--model", "./no/such/folder")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-
-
-@pytest.fixture
-def fake_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with the extras `a` (installed), `b` (missing), `c` (too old), `dev` and `docs`."""
-    lines = ["core>=1", "one>=2; extra == 'a'", "two; extra == 'b'", "three>=4; extra == 'c'", "four; extra == 'dev'"]
-    lines.append("five; extra == 'docs'")
-    versions = {"core": "1.5", "one": "2.1", "three": "3.9", "hf_specdec": "0.1.0"}
-
-    class Metadata:
-        def get_all(self, field: str) -> list[str]:
-            return ["a", "b", "c", "dev", "docs", "empty"]
-
-    def version(name: str) -> str:
-        if name not in versions:
-            raise metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    def requires(name: str) -> list[str]:
-        return lines
-
-    def read(name: str) -> Any:
-        return Metadata()
-
-    for name, function in (("version", version), ("requires", requires), ("metadata", read)):
-        monkeypatch.setattr(extras.metadata, name, function)
-
-
-def test_extras_are_read_from_the_package_s_metadata(fake_metadata: None) -> None:
-    """Extras for developers and those that need nothing are left out."""
-    assert [extras.extra_line(extra) for extra in extras.extras()] == [
-        "one 2.1",
-        'missing two: pip install "hf_specdec[b]"',
-        'missing three>=4: pip install "hf_specdec[c]"',
-    ]
-    assert list(extras.versions()) == ["python", "hf_specdec", "core"]
-
-
-def test_a_folder_that_is_not_installed_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def requires(name: str) -> list[str]:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(extras.metadata, "requires", requires)
-    result = run("info")
-    assert result.exit_code == 2
-    assert "pip install -e ." in result.stderr
 
 
 def test_an_attention_is_tried_on_the_model(run: Run) -> None:

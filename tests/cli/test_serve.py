@@ -75,18 +75,11 @@ def test_of_any_free_port_the_address_is_told(run: Run, served: dict[str, Any]) 
     assert served["seconds"] == 5
 
 
-@pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1"])
-def test_an_address_of_no_network_here_is_refused_before_the_model_is_loaded(run: Run, host: str) -> None:
-    result = run("serve", "--host", host, "--model", "no/such/model")
-    assert result.exit_code == 2
-    assert f"`--host` must be an address of this machine, but is '{host}'." in " ".join(result.stderr.split())
-
-
 def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         result = run("serve", "--port", str(other.getsockname()[1]), "--model", "no/such/model")
     assert result.exit_code == 2
-    assert "`--port` must be a port that can be listened on" in " ".join(result.stderr.split())
+    assert "Address already in use" in result.stderr
     assert "serving" not in result.stderr
 
 

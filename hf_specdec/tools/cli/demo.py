@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import socket
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -18,7 +19,6 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import load_draft
-from hf_specdec.tools.cli.listening import listen
 from hf_specdec.tools.cli.options import LoadOptions
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
@@ -84,7 +84,7 @@ def demo(
     Listens on this machine alone unless --host or --share says otherwise. One race runs at a time; the others wait.
     """
     serve = _serving()
-    listen(host, port).close()  # an error before the model is loaded
+    socket.create_server((host, port)).close()  # an error before the model is loaded
     if model is None and draft_model is None and widen_to is None:
         model = _model_at_hand()
         draft_model = None if model is None else f"{model}-head"

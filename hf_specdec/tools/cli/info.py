@@ -1,6 +1,8 @@
-"""`hf-specdec info`: what a model can do here, and what is installed."""
+"""`hf-specdec info`: what a model can do here."""
 
+import platform
 import re
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -23,11 +25,13 @@ from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.extras import extra_line, extras, versions
 from hf_specdec.tools.cli.inputs import load_draft
 from hf_specdec.tools.cli.options import LoadOptions
 from hf_specdec.tools.cli.report import print_facts, print_json
 from hf_specdec.tools.cli.spread import spread
+
+
+PACKAGES = ("hf_specdec", "torch", "transformers", "accelerate")
 
 
 @spread
@@ -40,7 +44,7 @@ def info(
     loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
-    """Say what a model can do on this machine and why, and which optional packages are installed.
+    """Say what a model can do on this machine and why.
 
     With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model or head,
     also whether the two go together.
@@ -49,7 +53,7 @@ def info(
     loaded = target.model
     found = describe_weights(loaded, compare=True)
     groups: dict[str, dict[str, Any]] = {
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
         "machine": _machine(),
         "model": _model(loaded),
         "capability": hf_specdec.capability(loaded).to_dict(),
@@ -66,9 +70,8 @@ def info(
             groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft, translates=translates)}
             groups["draft weights"] = drafts.to_dict() if json else _weights(drafts)
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
-    optional = extras()
     if json:
-        print_json({**groups, "methods": aliases, "extras": optional})
+        print_json({**groups, "methods": aliases})
     else:
         methods = {
             name: "; ".join(filter(None, [f"also {', '.join(others)}" if others else "", METHODS[name].summary]))
@@ -76,14 +79,7 @@ def info(
         }
         precisions = {one.precision: f"{'yes' if one.works else 'no'}: {one.reason}" for one in machine_support()}
         groups |= {"precisions": precisions}
-        lines = {extra["name"]: extra_line(extra) for extra in optional}
-        print_facts(
-            [
-                *groups.items(),
-                ("methods", methods),
-                ("extras", lines),
-            ]
-        )
+        print_facts([*groups.items(), ("methods", methods)])
 
 
 def _plan(model: PreTrainedModel, *, json: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,6 @@ import typer
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra, unknown_name
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.listening import listen
 from hf_specdec.tools.cli.memory import open_memory, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
 from hf_specdec.tools.cli.spread import spread
@@ -51,6 +51,11 @@ class AccessOptions:
         for key in self.api_key or ():
             if not key.strip():
                 raise ConfigError("--api-key", "must hold a key", key, "Is the variable set? Leave it out for none.")
+
+    def listen(self) -> socket.socket:
+        """Open a socket at the address."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        return socket.create_server((self.host, self.port), family=family)
 
     def warn(self) -> None:
         """Say so where anybody may use the model."""
@@ -151,7 +156,7 @@ def serve(
 
     access.check()
     queue.check(access.api_key, spec_memory)
-    listen(access.host, access.port).close()  # an error before the model is loaded
+    access.listen().close()  # an error before the model is loaded
     method, config = choice.read(model, memory=spec_memory)
     kept = open_memory(spec_memory)
     target = loading.load(model, dtype, config)
@@ -171,7 +176,7 @@ def serve(
         tool_parser=access.tool_parser,
         memory=queue.memory,  # type: ignore[arg-type]  # checked above
     )
-    with contextlib.closing(listen(access.host, access.port)) as listening, remembering(target.model, kept):
+    with contextlib.closing(access.listen()) as listening, remembering(target.model, kept):
         engine = ServingEngine(
             target.model,
             target.tokenizer,
