@@ -5,7 +5,7 @@
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
 # make peer-tests    transformers' own generation tests with each method: TRANSFORMERS=path/to/checkout, some hours; a
 #                    second run goes on where the first ended; PEERS="--families llama t5 --methods auto" takes a part
-# make gpu           figures of the 7B and 1B shapes and SmolLM2, in 12 minutes on a GPU; again, it goes on; SHAPES=tiny: on a CPU
+# make gpu           figures of the 7B shape on a GPU
 # make gpu-tests     tests that need a GPU
 # make docs          write the pages that are generated, and build the site
 #
@@ -21,7 +21,6 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 OLDEST ?= .venv-oldest
 WORKERS ?= 2
-SHAPES ?=
 TRANSFORMERS ?= ../transformers
 PEERS ?=
 GPU ?= gpu.json
@@ -75,7 +74,7 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests/promise tests/matrix tests/capabilities
 
 gpu: $(VENV)/.installed
-	$(BIN)/python -m hf_specdec.tools.bench.gpu --figures --max-minutes 12 $(SHAPES:%=--shape %) --output $(GPU)
+	$(BIN)/hf-specdec bench --device cuda --widen 4096x32 --dtype bf16 --no-do-sample --row auto --output $(GPU)
 
 gpu-tests: $(VENV)/.installed
 	$(BIN)/pytest --quiet -m gpu tests/gpu

@@ -12,7 +12,6 @@ from hf_specdec import ConfigError, SpecMemory
 from hf_specdec.common.files import check_output, replacing
 from hf_specdec.loading import hub
 from hf_specdec.tools import bench
-from hf_specdec.tools.bench.replay import read_records
 from hf_specdec.tools.train import train_draft
 from tests.helpers.zoo import FAMILIES, build
 
@@ -25,8 +24,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "train_draft": ("out", lambda path: train_draft(build(FAMILIES["llama"]), None, None, path)),
     "load_prompts": ("paths", lambda path: bench.load_prompts([path])),
     "read_document": ("file", bench.read_document),
-    "read_records": ("replay", read_records),
-    "write_document": ("path", lambda path: bench.write_document({"kind": "cost"}, path)),
+    "write_document": ("path", lambda path: bench.write_document({"kind": "speeds"}, path)),
     "write_page": ("path", lambda path: bench.write_page({"kind": "cost"}, path)),
     "plot_document": ("folder", lambda path: bench.plot_document({"kind": "cost"}, path)),
 }

@@ -175,15 +175,11 @@ class Facts:
         return compat.input_device(self.model) if self._call is None else self._call.input_ids.device
 
     def costs(self, request: Request) -> StepCosts | None:
-        """Costs of the target's forwards, where the method drafts as many tokens as save time.
-
-        Raises:
-            ConfigError: the request's file of costs is of another model.
-        """
+        """Costs of the target's forwards, where the method drafts as many tokens as save time."""
         config = request.config
         if not config.fits_costs:
             return None
         is_static = self._call is not None and self.has_static_cache
         return state_of(self.model).step_costs(
-            self.model, self.device, config.costs_file, is_fixed=config.is_deterministic, is_static=is_static
+            self.model, self.device, is_fixed=config.is_deterministic, is_static=is_static
         )

@@ -12,7 +12,6 @@ from hf_specdec.call.rules.length import scaled_trees
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.cost.cost_facts import other_threads
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import (
     compile_settings,
@@ -113,9 +112,6 @@ def _plain(facts: Facts, request: Request, reason: str, **inputs: Any) -> CallPl
 def _speculative(facts: Facts, request: Request, *, notes: tuple[str, ...] = (), **more: Any) -> CallPlan:
     if facts.tier == "chain" and not takes_tensor_masks(facts.found.capability.attention):
         notes += (f"{facts.name} verifies chains only: {facts.tier_reason}",)
-    costs = facts.costs(request)
-    if costs is not None and (warning := other_threads(costs.facts, facts.device)) is not None:
-        notes += (f"{facts.name}: {warning}",)
     return CallPlan(
         way=facts.tier,
         reason=facts.tier_reason,
@@ -208,7 +204,7 @@ def _budget_reason(facts: Facts, request: Request, num_rows: int) -> str:
     if (costs := facts.costs(request)) is None:
         return f"the most that {config} allows"
     curve = costs.curve(num_rows)
-    known = "measured" if curve.is_measured else "by earlier steps" if curve.is_known else "assumed"
+    known = "by earlier steps" if curve.is_known else "assumed"
     size = 1 + request.budget
     ratio = f"a forward of {size} takes {curve.ratio(size):.1f} times as long as one of a single token ({known})"
     return f"the most that {config} allows; each step verifies as many as save time: {ratio}"

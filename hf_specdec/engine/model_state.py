@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import attention_implementation, load_factor
 from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
-from hf_specdec.engine.cost.cost_facts import check_facts
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.forward.capabilities.findings import Findings
 from hf_specdec.forward.compiled_forward import MODEL_STEP, CompiledForward, StepKind
@@ -54,7 +53,6 @@ class ModelState:
         self,
         model: PreTrainedModel,
         device: torch.device,
-        path: str | None = None,
         *,
         is_fixed: bool = False,
         is_static: bool = False,
@@ -62,20 +60,15 @@ class ModelState:
         """Costs of the model's forwards on `device`, as the model is now.
 
         Args:
-            path: a file of costs to begin with.
             is_fixed: whether no step corrects them.
             is_static: whether they go over a static cache, where they may be compiled.
         """
         attention, threads = attention_implementation(model.config), torch.get_num_threads()
         loading = load_factor(model)
-        key = (attention, str(model.dtype), str(device), threads, path, is_fixed, is_static, loading)
+        key = (attention, str(model.dtype), str(device), threads, is_fixed, is_static, loading)
         with self.lock:
             if key not in self.costs:
-                costs = StepCosts.of_device(device, loading=loading, is_fixed=is_fixed)
-                if path is not None:
-                    costs.load(path)
-                    check_facts(costs.facts, model, device, path)
-                self.costs[key] = costs
+                self.costs[key] = StepCosts.of_device(device, loading=loading, is_fixed=is_fixed)
             return self.costs[key]
 
     def compiled_forward(self, model: Any, settings: dict[str, Any], kind: StepKind = MODEL_STEP) -> CompiledForward:

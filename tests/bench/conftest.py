@@ -8,12 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
-from hf_specdec.tools.bench.cost import measure_cost
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import BenchSettings
 from hf_specdec.tools.bench.prompts import Prompt
-from hf_specdec.tools.bench.replay import Record
-from hf_specdec.tools.bench.replay_rows import replay_rows
 from hf_specdec.tools.bench.run import Bench
 
 ROWS = ("transformers:prompt_lookup", "plain", "prompt_lookup")
@@ -65,14 +62,3 @@ def entry(measured: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def document(measured: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(measured)
-
-
-@pytest.fixture(scope="session")
-def cost(loaded: LoadedModel) -> dict[str, Any]:
-    return measure_cost([loaded], context_lengths=(16, 32), num_tokens=(1, 2, 8), rounds=2)
-
-
-@pytest.fixture(scope="session")
-def replayed() -> dict[str, Any]:
-    text = [5, 6, 7, 8, 9] * 8
-    return replay_rows([Record(text[:10], text)])

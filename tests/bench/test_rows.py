@@ -159,7 +159,6 @@ def test_a_class_of_the_user_s_own_is_a_row(loaded: LoadedModel) -> None:
         ("prompt_lookup:pool=print('x')", "method:key=value"),
         ("prompt_lookup:**x", "method:key=value"),
         ("promt_lookup:num_branches=4", "Did you mean 'prompt_lookup'"),
-        ("economize:lookup", "must have a model that other libraries can load"),
     ],
 )
 def test_a_name_that_is_no_row_is_an_error(loaded: LoadedModel, name: str, match: str) -> None:

@@ -11,7 +11,6 @@ from hf_specdec import embedded
 from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer
 from hf_specdec.tools.bench.loaded_model import load_model
 from hf_specdec.tools.bench.rows import row
-from hf_specdec.tools.bench.steps import step_rows
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
 from hf_specdec.tools.serve.protocol import CompletionRequest
 from hf_specdec.tools.serve.requests import RequestReader
@@ -72,7 +71,6 @@ def test_rows_of_the_benchmark_have_both_tokenizers(folder: str) -> None:
     loaded = load_model(None, dtype="fp32", device="cpu", assistant=folder)
     for name in ("draft_model", "auto+draft_model", "transformers:assistant"):
         assert row(name, loaded).arguments(None)["assistant_tokenizer"] is loaded.assistant_tokenizer
-    assert step_rows(loaded)["draft_model"]["assistant_tokenizer"] is loaded.assistant_tokenizer
 
 
 def test_a_folder_without_a_tokenizer_has_the_targets(folder: str, tokenizer: Any, tmp_path: Path) -> None:

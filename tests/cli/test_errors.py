@@ -41,8 +41,6 @@ CASES = [
         f"`{LIST} max_draft_len` must be a whole number of at least 1",
         "4 to 10",
     ),
-    (["--auto-config", '{"costs": "none.json"}'], "`--auto-config costs` must be a file that can be read", "tune"),
-    ([CONFIG, '{"costs": "none.json"}'], "`--spec-config costs` must be a file that can be read", "tune"),
     ([LIST, "[10,2,[0],1]"], "`--prompt-lookup-config` must have 1 to 3 entries", "Drop or add entries."),
     ([LIST, "ten"], "`--prompt-lookup-config` must be a list or dict in the", "Its form is [max_draft_len"),
     ([LIST, "[10,2,[]]"], f"`{LIST} device_list` must be a non-empty list", "Write [0]"),
@@ -242,9 +240,3 @@ def test_a_path_that_the_system_refuses_is_named_by_its_option(run: Run, tmp_pat
 
 def test_a_model_of_too_long_a_name_is_named_by_its_option(run: Run) -> None:
     check(run, ["x = 1", "--model", "x" * 300], "`--model` must be a folder or a name on the hub", "too long")
-
-
-def test_an_interpreter_that_is_not_there(run: Run) -> None:
-    result = run("bench", "--peers", "--limit", "1", "--peer-python", "economize=./no/such/python")
-    assert result.exit_code == 2
-    assert "error: `--peer-python` must name a program that is there" in result.stderr

@@ -1,17 +1,13 @@
 """What forwards cost: curves by points, corrected by what is seen, kept in files."""
 
 import copy
-import json
 import math
 import random
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from hf_specdec import ConfigError
 from hf_specdec.engine.cost import cost_model as module
 from hf_specdec.engine.cost.cost_model import CostCurve, DraftSpeed, StepCosts
 from hf_specdec.forward.networks import runner_base
@@ -31,7 +27,6 @@ def test_between_and_beyond_its_points_a_curve_is_made_of_lines(size: int) -> No
 def test_measured_times_become_ratios_with_lines_between_them() -> None:
     curve = linear()
     curve.set({1: 0.02, 8: 0.03, 64: 0.058})
-    assert curve.is_measured
     assert [curve.ratio(size) for size in (1, 8, 64)] == pytest.approx([1.0, 1.5, 2.9])
     assert curve.ratio(4) == pytest.approx(1.0 + 0.5 * 3 / 7)
     assert curve.ratio(32) == pytest.approx(1.5 + 1.4 * 24 / 56)
@@ -114,12 +109,9 @@ def test_rows_that_leave_a_batch_take_its_curve_along() -> None:
     many.set({1: 0.02, 2: 0.022, 4: 0.03, 16: 0.08, 128: 0.5})
     many.seconds_of_one = 0.02
     few = costs.curve(4)
-    assert few.is_measured
     assert few.seconds_of_one == pytest.approx(0.02 * 0.95)
     assert few.ratio(1) == 1.0
     assert [few.ratio(size) * 0.95 for size in (2, 4, 8)] == pytest.approx([many.ratio(size) for size in (1, 2, 4)])
-    assert not costs.curve(2).is_measured  # it was there before
-    assert not costs.curve(16).is_measured
     few.observe(4, 0.5)
     assert many.ratio(2) == pytest.approx(1.1)
 
@@ -135,50 +127,6 @@ def test_a_share_of_rows_always_takes_some_time() -> None:
 def test_a_cpu_is_assumed_to_charge_more_by_the_token_than_an_accelerator() -> None:
     cpu, gpu = (StepCosts.of_device(torch.device(name)).curve(1) for name in ("cpu", "cuda"))
     assert cpu.ratio(32) > gpu.ratio(32) > 1.0
-    assert not cpu.is_measured
-
-
-def test_a_file_gives_back_what_was_measured(tmp_path: Path) -> None:
-    costs, other = StepCosts(0.1), StepCosts(0.5)
-    costs.curve(1).set({1: 0.02, 8: 0.03, 64: 0.058})
-    costs.curve(5)  # never measured: not written
-    costs.save(tmp_path / "costs.json", {"dtype": "bfloat16"})
-    other.load(tmp_path / "costs.json")
-    assert [other.curve(1).ratio(size) for size in (2, 8, 30, 128)] == pytest.approx(
-        [costs.curve(1).ratio(size) for size in (2, 8, 30, 128)]
-    )
-    assert other.curve(1).is_measured
-    assert not other.curve(8).is_measured
-    assert other.facts == {"dtype": "bfloat16"}
-
-
-POINTS: dict[str, Any] = {"sizes": [1, 8], "ratios": [1.0, 1.5]}
-FILES: dict[str, Any] = {
-    "no JSON": "ratio = 3",
-    "a list": [],
-    "another format": {"format": "costs 9", "facts": {}, "curves": {}},
-    "no curves": {"format": module.FORMAT, "facts": {}},
-    "rows that are no number": {"format": module.FORMAT, "facts": {}, "curves": {"all": POINTS}},
-    "lists of two lengths": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"ratios": [1.0]}}},
-    "no time of one": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"sizes": [2, 8]}}},
-    "a negative ratio": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"ratios": [1.0, -2]}}},
-    "no number": {"format": module.FORMAT, "facts": {}, "curves": {"1": POINTS | {"ratios": [1.0, float("nan")]}}},
-}
-
-
-@pytest.mark.parametrize("content", FILES.values(), ids=FILES)
-def test_another_file_is_an_error_that_names_it(tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ConfigError) as error:
-        StepCosts(0.1).load(path)
-    assert (error.value.field, error.value.value) == ("costs", str(path))
-    assert "hf-specdec tune" in error.value.remedy
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can be read"):
-        StepCosts(0.1).load(tmp_path / "costs.json")
 
 
 def test_a_single_token_that_takes_longer_makes_sizes_that_were_seen_cheaper_by_comparison() -> None:

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 import hf_specdec
 from hf_specdec.engine.sampling.draws import LEVELS
 from hf_specdec.kernels import native
-from hf_specdec.tools.bench.operations import OperationCounter, StepOperations
 from tests.helpers.devices import emulate
+from tests.helpers.operations import OperationCounter, StepOperations
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 

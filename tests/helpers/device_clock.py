@@ -25,11 +25,11 @@ from hf_specdec.engine.sampling import node_processors, rejections
 from hf_specdec.forward import next_forward
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.common import node_logits
-from hf_specdec.tools.bench.gpu_rows import same_length_texts
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
-from hf_specdec.tools.bench.operations import VIEWS
+from hf_specdec.tools.bench.prompts import default_prompts
 from tests.helpers.devices import emulate
 from tests.helpers.graphs import on_cpu
+from tests.helpers.operations import VIEWS
 
 __all__ = ["DeviceClock", "Steps", "measure_steps"]
 
@@ -172,6 +172,16 @@ class Steps(NamedTuple):
         return 1.0 - self.busy / self.seconds
 
 
+def same_length_texts(loaded: LoadedModel, count: int) -> list[dict[str, torch.Tensor]]:
+    """Inputs of `(1, LENGTH)` ids: the default prompts' tokens in a circle, each from another place."""
+    text = [token for prompt in default_prompts() for token in loaded.tokenizer(prompt.turns[0]).input_ids]
+    step = max(len(text) // count, 1)
+    ids = [
+        torch.tensor([[text[(first * step + place) % len(text)] for place in range(LENGTH)]]) for first in range(count)
+    ]
+    return [{"input_ids": tensor, "attention_mask": torch.ones_like(tensor)} for tensor in ids]
+
+
 def measure_steps(loaded: LoadedModel, forward: float, *, num_texts: int = 3, **options: Any) -> Steps:
     """Steps of calls on as many texts, after one more; each text is checked to be plain generation's.
 
@@ -182,7 +192,7 @@ def measure_steps(loaded: LoadedModel, forward: float, *, num_texts: int = 3, **
     """
     model: Any = loaded.model
     num_steps, seconds, busy = 0, 0.0, 0.0
-    for number, inputs in enumerate(same_length_texts(loaded, 1, LENGTH, 1 + num_texts)):
+    for number, inputs in enumerate(same_length_texts(loaded, 1 + num_texts)):
         how = {**inputs, **DECODING, "do_sample": False, **options}
         theirs = {name: value for name, value in how.items() if not name.startswith("spec")}
         torch.manual_seed(0)

@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
-from hf_specdec.tools.bench.operations import VIEWS
 from tests.helpers.devices import emulate
+from tests.helpers.operations import VIEWS
 
 VOCAB, K = 40, 8
 

@@ -117,7 +117,6 @@ def test_what_is_wrong_is_named_in_words(url: str, fields: dict[str, Any], told:
         (None, "prompt_lookup", [129], "`spec_config` must compute at most 128 tokens a step on this server"),
         (None, "prompt_lookup", [4, 2, [0]], "`spec_config.device_list` must be unset in a request"),
         (None, "prompt_lookup", {"engine": "assisted"}, "`spec_config.engine` must be unset in a request"),
-        (None, "auto", {"costs": "/etc/passwd"}, "`spec_config.costs` must be unset in a request"),
         (None, "auto", {"max_pool_tokens": 10**9}, "`spec_config.max_pool_tokens` must be unset in a request"),
         (None, "auto", {"max_pool_tokens": 1}, "`spec_config.max_pool_tokens` must be unset in a request"),
     ],
@@ -138,11 +137,11 @@ def test_a_request_stays_within_what_the_server_reserves(
 
 
 def test_what_a_request_leaves_out_is_as_the_server_has_it(target: Any, chat_tokenizer: Any) -> None:
-    limit = AutoSpecConfig(costs="costs.json", max_nodes=9)
+    limit = AutoSpecConfig(max_nodes=9)
     reader = RequestReader(target, chat_tokenizer, NAME, "auto", limit, max_new_tokens=4, reserved=limit)
     asked = {"window_size": 0, "pool": "request"}
     config = reader.read(CompletionRequest(model=NAME, prompt="x", spec_config=asked))["spec_config"]
-    assert (config.window_size, config.max_nodes, config.costs) == (0, 9, "costs.json")
+    assert (config.window_size, config.max_nodes) == (0, 9)
 
 
 def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:

@@ -1,25 +1,19 @@
-"""Cost of the target's forwards: t(T)/t(1) for T tokens a row, by the number of rows; learned and saved.
+"""Cost of the target's forwards: t(T)/t(1) for T tokens a row, by the number of rows; learned.
 
-Decoding teaches it, by the time of each step; `hf-specdec tune` measures it for a file. Knows nothing of drafts or of
+Decoding teaches it, by the time of each step. Knows nothing of drafts or of
 what they gain. Safe to share between threads: a lost correction is made up for by the next.
 """
 
 import itertools
-import json
-import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable
-from pathlib import Path
 from statistics import median_low
-from typing import Any
 
 import torch
 
-from hf_specdec.common.files import replacing
 from hf_specdec.compat import computes_halves
 from hf_specdec.engine.cost.time_estimate import TimeEstimate
-from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.drafter import TOKEN_COST
 
 LEAST = 0.5  # of a ratio: noise makes no forward free
@@ -30,31 +24,12 @@ SLOPE = 0.004  # on accelerators
 JUMPS = {"cpu": 0.25}  # what several tokens add on top, whatever their number: of one row, in fp32
 HALF_SLOPE = 0.015  # of halves, on a CPU that has instructions for them: reading the weights bounds forwards of
 NUM_READ_BOUND = 12  # tokens and fewer; computing bounds larger ones
-FORMAT = "hf_specdec costs 1"
-LARGEST_RATIO, LARGEST_SIZE = 1e6, 1 << 20  # that a file of costs may hold
 FAR = 8  # tokens: sizes from here on tell what each of them costs
 ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
 MEASURED_COUNT = 32  # steps as which a measured size counts
 NUM_SPEEDS = 9  # steps that a draft network's speed is the median of
 MOST_NETWORKS = 64  # whose speeds are kept
 SLOWEST = 32.0  # over what is assumed of a draft network; one that is never asked is never timed again
-
-
-def check_costs_file(field: str, path: str | os.PathLike[str]) -> None:
-    """Refuse to write costs over a file that holds something else.
-
-    Raises:
-        ConfigError: names `field`.
-    """
-    place = Path(path)
-    if not place.exists() or not place.stat().st_size:
-        return
-    try:
-        is_own = json.loads(place.read_text("utf-8"))["format"] == FORMAT
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        is_own = False
-    if not is_own:
-        raise ConfigError(field, "must be a new file, or one of costs", os.fspath(path), "Choose another name.")
 
 
 class CostCurve:
@@ -64,7 +39,6 @@ class CostCurve:
         ratios (`list[float]`): at `SIZES`, lines in between; the last line goes on.
         counts (`list[int]`): steps that each of these sizes was learned from; sizes without any follow the others.
         seconds_of_one (`float | None`): time of a step with a single token now; `None` before the first one.
-        is_measured (`bool`): whether `measure` or a file gave the ratios.
         is_fixed (`bool`): whether no step corrects it.
 
     Args:
@@ -76,7 +50,7 @@ class CostCurve:
         self.ratios = [1.0 + slope * (size - 1) for size in SIZES]
         self.counts = [0] * len(SIZES)
         self.seconds_of_one: float | None = None
-        self.is_measured = self.is_fixed = False
+        self.is_fixed = False
         self._estimate: TimeEstimate | None = None  # from the first step on
         self._lines: dict[int, tuple[float, float]] = {}  # of these ratios
 
@@ -116,7 +90,7 @@ class CostCurve:
         for size, taken in seconds.items():
             self.ratios[SIZES.index(size)] = max(LEAST, taken / seconds[1])
         self._fill()
-        self.is_measured, self._estimate = True, None
+        self._estimate = None
 
     def unknown(self, limit: int) -> list[int]:
         """Sizes up to `limit` that nothing was learned from, those that would tell most first."""
@@ -129,7 +103,7 @@ class CostCurve:
         curve, one = CostCurve(0.0), max(share, self.ratio(share))
         curve.ratios = [max(LEAST, self.ratio(size * share) / one) for size in SIZES]
         curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * one
-        curve.slope_assumed, curve.is_measured = self.slope_assumed, self.is_measured
+        curve.slope_assumed = self.slope_assumed
         curve.counts = [int(self.is_known)] * len(SIZES)
         return curve
 
@@ -190,7 +164,6 @@ class StepCosts:
 
     Attributes:
         draft_speeds (`dict[Hashable, DraftSpeed]`): of each draft network.
-        facts (`dict[str, Any]`): where loaded curves come from, as `save` was told.
         is_fixed (`bool`): whether no step corrects them, so that nothing follows from the clock.
     """
 
@@ -198,7 +171,6 @@ class StepCosts:
         self._slope, self._jump, self.is_fixed = slope, jump, is_fixed
         self._curves: dict[int, CostCurve] = {}
         self.draft_speeds: dict[Hashable, DraftSpeed] = {}
-        self.facts: dict[str, Any] = {}
 
     def draft_speed(self, network: Hashable) -> DraftSpeed:
         """Speed of a draft network, made at first use; kept for the last `MOST_NETWORKS` ones."""
@@ -253,42 +225,6 @@ class StepCosts:
         """
         is_vector = num_rows == 1 and dtype.itemsize >= torch.float32.itemsize  # where a row has one token
         return self._jump if is_vector else 0.0
-
-    def save(self, path: str | os.PathLike[str], facts: dict[str, Any] | None = None) -> None:
-        """Write the measured curves as JSON, next to `facts` about where they come from."""
-        curves = {
-            str(rows): {"sizes": SIZES, "ratios": curve.ratios, "seconds_of_one": curve.seconds_of_one}
-            for rows, curve in self._curves.items()
-            if curve.is_measured
-        }
-        with replacing(path) as temporary:
-            document = {"format": FORMAT, "facts": facts or {}, "curves": curves}
-            temporary.write_text(json.dumps(document, indent=1), "utf-8")
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Take over saved curves.
-
-        Raises:
-            ConfigError: the file is missing, or is none that `save` wrote.
-        """
-        remedy = "Write it with `hf-specdec tune`."
-        try:
-            document = json.loads(Path(path).read_text("utf-8"))
-        except OSError as error:
-            raise ConfigError("costs", "must be a file that can be read", os.fspath(path), remedy) from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError("costs", "must be a file of JSON", os.fspath(path), remedy) from error
-        try:
-            if document["format"] != FORMAT:
-                raise ValueError(document["format"])
-            self.facts = dict(document["facts"])
-            for rows, saved in document["curves"].items():
-                ratios = dict(zip(map(int, saved["sizes"]), map(float, saved["ratios"]), strict=True))
-                if not all(0.0 < ratio < LARGEST_RATIO and 1 <= size <= LARGEST_SIZE for size, ratio in ratios.items()):
-                    raise ValueError(ratios)
-                self.curve(int(rows)).set(ratios)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
-            raise ConfigError("costs", f"must be of format {FORMAT!r}", os.fspath(path), remedy) from error
 
 
 def _for_rows(slope: float, rows: int) -> float:

@@ -1,13 +1,11 @@
 """Auto's parameters."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, get_args
 
 import torch
 
-from hf_specdec.common.files import check_path
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import (
     MAX_KEPT,
@@ -50,13 +48,10 @@ class AutoSpecConfig(SpecConfig):
             Tokens of the window's n-grams.
         draft_len (`int`, *optional*, defaults to `6`):
             Most forwards of the draft model a step, where `assistant_model` is given; fewer where they save no time.
-        costs (`str` or `PathLike`, *optional*):
-            File that `hf-specdec tune` has written, with the times of this model's forwards on this machine. `None`
-            learns them from the steps of calls.
         deterministic (`bool`, *optional*):
-            Whether the same call drafts the same tokens each time: sizes follow from `costs`, or where there is none
-            from what is assumed of the device, never from the clock, and nothing is remembered from call to call.
-            `None` is `True` where `torch.use_deterministic_algorithms` is on.
+            Whether the same call drafts the same tokens each time: sizes follow from what is assumed of the device,
+            never from the clock, and nothing is remembered from call to call. `None` is `True` where
+            `torch.use_deterministic_algorithms` is on.
         draft_model_device_list (`list[int | str]`, *optional*):
             Devices of the draft model, as for `spec_method="draft_model"`.
         target_model_device_list (`list[int | str]`, *optional*):
@@ -72,7 +67,6 @@ class AutoSpecConfig(SpecConfig):
     window_size: int = 5
     ngram_size: int = 4
     draft_len: int = 6
-    costs: str | os.PathLike[str] | None = None
     deterministic: bool | None = None
     draft_model_device_list: Sequence[int | str] | None = None
     target_model_device_list: Sequence[int | str] | None = None
@@ -98,8 +92,6 @@ class AutoSpecConfig(SpecConfig):
             check_at_least("window_size", self.window_size, 2, remedy, most=MAX_WINDOW_SIZE)
         check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.", most=MAX_WINDOW_NGRAM)
         check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.", most=MAX_STEP_TOKENS)
-        if self.costs is not None:
-            check_path("costs", self.costs, "a file that `hf-specdec tune` has written")
         if self.deterministic is not None and not isinstance(self.deterministic, bool):
             remedy = "Leave it out to follow torch.use_deterministic_algorithms."
             raise ConfigError("deterministic", "must be True, False or None", self.deterministic, remedy)
@@ -133,8 +125,3 @@ class AutoSpecConfig(SpecConfig):
         if self.deterministic is None:
             return torch.are_deterministic_algorithms_enabled()
         return self.deterministic
-
-    @property
-    def costs_file(self) -> str | None:
-        """File with the costs of the target's forwards, if one is given."""
-        return None if self.costs is None else os.fspath(self.costs)

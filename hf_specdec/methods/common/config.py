@@ -88,11 +88,6 @@ class SpecConfig:
         return False
 
     @property
-    def costs_file(self) -> str | None:
-        """File with the costs of the target's forwards, if one is given."""
-        return None
-
-    @property
     def device_lists(self) -> dict[str, Sequence[int | str]]:
         """The device lists that are given, by `"target"` and `"draft"`."""
         lists = {role: getattr(self, field) for role, field in self.device_fields.items()}

@@ -5,7 +5,6 @@ document = Bench(models, load_prompts(limit=6), BenchSettings(rounds=3), rows=["
 print(markdown(document))
 """
 
-from hf_specdec.tools.bench.cost import measure_cost
 from hf_specdec.tools.bench.document import write_document
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.tools.bench.page import write_page
@@ -32,7 +31,6 @@ __all__ = [
     "load_model",
     "load_prompts",
     "markdown",
-    "measure_cost",
     "named_rows",
     "plot_document",
     "read_document",

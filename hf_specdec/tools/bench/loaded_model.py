@@ -13,12 +13,10 @@ from hf_specdec import compat
 from hf_specdec.distributed.placement import default_device, read_device, where_it_lies
 from hf_specdec.errors import ConfigError, UnsupportedModelError, unknown_name
 from hf_specdec.kernels.quantization.precision import DTYPES, PRECISIONS
-from hf_specdec.kernels.quantization.report import precision_of
 from hf_specdec.loading import embedded
 from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.loading.published import folder_of
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.tools.bench.peers.process import Processes
 from hf_specdec.tools.bench.widen import check_widening, widen, widen_head
 
 EMBEDDED = "embedded target"
@@ -38,7 +36,6 @@ class LoadedModel:
         assistant_tokenizer (`PreTrainedTokenizerBase | None`): the draft model's, where it is not the target's.
         head (`DraftHead | None`): for the methods that draft with a head.
         facts (`dict[str, Any]`): more about it for the document, such as what widening changed.
-        processes (`Processes | None`): of other libraries; `None` where they could not load the same model.
     """
 
     model: PreTrainedModel
@@ -49,7 +46,6 @@ class LoadedModel:
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
     head: DraftHead | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    processes: Processes | None = None
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +78,6 @@ def load_model(
     widen_to: tuple[int, int] | None = None,
     attn_implementation: str | None = None,
     placement: Mapping[str, Any] | None = None,
-    peer_pythons: Mapping[str, str] | None = None,
 ) -> LoadedModel:
     """Load a model for measuring.
 
@@ -101,8 +96,6 @@ def load_model(
         attn_implementation (`str`, *optional*): the model's attention; transformers' choice by default.
         placement (`Mapping[str, Any]`, *optional*): arguments of `from_pretrained` that place the target, such as
             `device_map` and `max_memory`, instead of `device`; drafts go where its inputs do.
-        peer_pythons (`Mapping[str, str]`, *optional*): interpreters that have other libraries, by library; this one by
-            default.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.
@@ -134,28 +127,7 @@ def load_model(
         assistant_tokenizer=None if assistant is None else load_foreign_tokenizer(assistant, tokenizer),
         head=None if drafting is None else drafting.to(where),
         facts=facts,
-        processes=None if placement or widen_to else _processes(target, folder, draft, head, peer_pythons or {}),
     )
-
-
-def _processes(
-    model: PreTrainedModel, folder: str, draft: str | None, head: str | None, pythons: Mapping[str, str]
-) -> Processes | None:
-    """Processes of other libraries with this model; none is started."""
-    dtype = precision_of(model)
-    if dtype not in ("float32", "bfloat16", "float16"):
-        return None
-    ends = model.generation_config.eos_token_id
-    setup = {
-        "model": folder,
-        "draft": draft,
-        "head": None if head is None else folder_of(head),
-        "dtype": dtype,
-        "device": str(compat.input_device(model)),
-        "threads": torch.get_num_threads(),
-        "eos": ends if isinstance(ends, list) else [ends] * (ends is not None),
-    }
-    return Processes(pythons, setup)
 
 
 def _target_and_head(

@@ -16,7 +16,6 @@ from hf_specdec.call.run import class_generate
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.memory import PeakMemory
-from hf_specdec.tools.bench.peers.process import Process
 from hf_specdec.tools.bench.rows import Row
 
 Inputs = Mapping[str, torch.Tensor]
@@ -40,7 +39,7 @@ class Outcome:
             lookahead's window is none.
         mean_acceptance_length (`float`): of a watched batch, by the row's own count.
         peak_memory_bytes (`int`): of a watched call, most memory in use.
-        error (`str`): why a library gave no tokens.
+        error (`str`): why there are no tokens.
     """
 
     token_ids: list[int]
@@ -66,8 +65,6 @@ def measured_call(
     loaded: LoadedModel, row: Row, inputs: Inputs, options: Mapping[str, Any], seed: int, *, is_watched: bool = False
 ) -> Outcome:
     """Call `generate` once, from `seed`, on ids and mask of `(rows, length)`, and time it or watch it."""
-    if row.process is not None:
-        return _call_of_a_library(loaded, row, row.process, inputs, options, seed, is_watched)
     torch.manual_seed(seed)
     num_rows, prompt_length = inputs["input_ids"].shape
     watch = _Watch(num_rows, prompt_length) if is_watched else None
@@ -104,37 +101,6 @@ def _generate(loaded: LoadedModel, row: Row, watch: "_Watch | None", inputs: Inp
     is_batch = inputs["input_ids"].shape[0] > 1
     arguments = row.arguments(None if is_batch else watch)
     return generate(**copies, **options, **arguments, return_dict_in_generate=watch is not None or not is_batch)
-
-
-def _call_of_a_library(
-    loaded: LoadedModel,
-    row: Row,
-    process: Process,
-    inputs: Inputs,
-    options: Mapping[str, Any],
-    seed: int,
-    is_watched: bool,
-) -> Outcome:
-    """Have a library's process make and time the call. Its forwards are counted, and no token is seen on its way."""
-    pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-    ids = [tokens[mask.bool()].tolist() for tokens, mask in pairs]
-    sampling = {"temperature": options.get("temperature", 1.0), "top_p": options.get("top_p", 1.0)}
-    call = {**row.arguments(None), "ids": ids, "max_new_tokens": options["max_new_tokens"], "seed": seed}
-    call |= {"sampling": sampling if options["do_sample"] else None, "is_watched": is_watched}
-    memory = PeakMemory(loaded.device, process.pid)
-    memory.start()
-    answer = process.ask(call)
-    if "error" in answer:
-        return Outcome([], 0.0, 0.0, error=answer["error"])
-    token_ids = _new_tokens(answer["token_ids"], loaded.model)
-    seen: dict[str, Any] = {}
-    if is_watched:
-        prompt, *steps = answer["widths"]
-        by_prompt = len(ids) if prompt == max(map(len, ids)) else 0  # tokens that the prompt's own forward gave
-        mean = (len(token_ids) - by_prompt) / len(ids) / max(len(steps), 1)
-        drafted = [0, *(width - 1 for width in steps)]
-        seen = {"drafted": drafted, "mean_acceptance_length": mean, "peak_memory_bytes": memory.stop()}
-    return Outcome(token_ids, answer["seconds"], answer["cpu_seconds"], **seen)
 
 
 def _new_tokens(rows: list[list[int]], model: Any) -> list[int]:

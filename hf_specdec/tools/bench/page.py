@@ -43,6 +43,4 @@ def page_text(document: Document, figures: list[Path]) -> str:
     models = [entry["model"] for entry in document["models"]]
     sizes = dict.fromkeys(f"{model['name']}, {model['parameters'] / 1e6:.1f}M parameters" for model in models)
     heading = "; ".join([*sizes, facts(document)[0]])
-    if any(row["kind"] == "library" for entry in document["models"] for row in entry.get("rows", ())):
-        heading = f"Beside other libraries: {heading}"
     return "\n\n".join([f"# {heading}", HEAD, *pictures, markdown(document).rstrip("\n"), FOOT]) + "\n"

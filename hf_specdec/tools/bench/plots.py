@@ -1,9 +1,4 @@
-"""Figures of a document, as PNG and SVG. Reads the same JSON that the tables come from; needs matplotlib.
-
-speeds      speed by prompt
-replay      tokens per step against nodes
-cost        what T tokens at once cost
-"""
+"""Figures of a document, as PNG and SVG. Reads the same JSON that the tables come from; needs matplotlib."""
 
 import importlib
 import os
@@ -21,9 +16,7 @@ from hf_specdec.tools.bench.tables import facts
 
 # Okabe and Ito's colours, told apart by colour-blind readers; in order of use.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-MARKERS = "osD^vPX*"
 FORMATS = ("png", "svg")
-LEGEND_COLUMNS = 4
 
 Draw = Callable[[Document, Any], None]
 
@@ -68,8 +61,6 @@ def _figures() -> dict[str, dict[str, Draw]]:
     """Figures of each kind of document, by the file's name."""
     return {
         SPEEDS: {"speed_by_prompt": _speed_by_prompt},
-        "replay": {"tokens_per_step": _tokens_per_step},
-        "cost": {"cost_curve": _cost_curve},
     }
 
 
@@ -109,72 +100,7 @@ def _speed_by_prompt(document: Document, figure: Any) -> None:
         _tidy(axes, grid="x")
 
 
-def _tokens_per_step(document: Document, figure: Any) -> None:
-    (table,) = document["tables"]
-    counts = [int(heading) for heading in table["columns"] if heading.isdecimal()]
-    axes = _axes_of_sizes(figure, counts, "drafted tokens a step, at most", "tokens a step")
-    for number, row in enumerate(table["rows"]):
-        points = {count: row[f"n{count}"]["tokens_per_step"] for count in counts if f"n{count}" in row}
-        axes.plot(points.keys(), points.values(), label=row["name"], **_style(number))
-    _legend(figure)
-
-
-def _cost_curve(document: Document, figure: Any) -> None:
-    counts = document["settings"]["num_tokens"]
-    axes = _axes_of_sizes(figure, counts, "tokens verified at once, T", "t(T) / t(1)")
-    curves = [
-        (table["title"].removesuffix("t(T) / t(1)"), row) for table in document["tables"] for row in table["rows"]
-    ]
-    for number, (model, curve) in enumerate(curves):
-        ratios = [point["ratio"] for point in curve["points"]]
-        label, medians = f"{model}context of {curve['context_length']}", [ratio["median"] for ratio in ratios]
-        axes.errorbar(counts, medians, yerr=_errors(ratios), label=label, capsize=2, **_style(number))
-    axes.set_ylim(bottom=0)
-    axes.axhline(1.0, color="0.3", linewidth=0.8)
-    _legend(figure)
-
-
-def _axes_of_sizes(figure: Any, counts: Sequence[int], xlabel: str, ylabel: str) -> Any:
-    """Axes over numbers of tokens, on a scale of powers of two."""
-    figure.set_size_inches(6, 4)
-    axes = figure.subplots()
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.minorticks_off()
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    _tidy(axes)
-    return axes
-
-
-def _errors(ratios: Sequence[dict[str, float]]) -> list[list[float]]:
-    """Distances from the median down to the interval's low end and up to its high end."""
-    low = [ratio["median"] - ratio["low"] for ratio in ratios]
-    return [low, [ratio["high"] - ratio["median"] for ratio in ratios]]
-
-
-def _style(number: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "markersize": 4,
-        "linewidth": 1.4,
-    }
-
-
 def _tidy(axes: Any, grid: str = "both") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def _legend(figure: Any) -> None:
-    """One legend for all axes, above them."""
-    entries: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles, labels = axes.get_legend_handles_labels()
-        entries.update(zip(labels, handles, strict=True))
-    if entries:
-        columns = min(len(entries), LEGEND_COLUMNS)
-        place = "outside upper center"
-        figure.legend(entries.values(), entries.keys(), loc=place, ncols=columns, frameon=False, fontsize=8)

@@ -8,8 +8,6 @@ Knows nothing about timing or statistics. Rows come from names:
     row("prompt_lookup")                    a method of this package at its defaults
     row('prompt_lookup={"num_branches": 4}')    the same with a configuration
     row("prompt_lookup:num_branches=4,pool=shared")     another way to write one
-    row("economize:lookup", loaded)         another library's, in a process of its own
-    row("economize:lookup,cycle_length=4", loaded)  the same with its options
     row("eagle3", loaded)                   drafts with the model's head
     row("draft_model=[4]", loaded)          drafts with the model's assistant
     row("auto+draft_model", loaded)        auto with the model's assistant, which "auto" goes without
@@ -28,7 +26,6 @@ from transformers.generation import CandidateGenerator
 
 from hf_specdec.api.enable import capability
 from hf_specdec.distributed.placement import is_placed, read_devices
-from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head, own_head_of
 from hf_specdec.errors import ConfigError, SpecError, unknown_name
@@ -40,8 +37,7 @@ from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS, resolve
 from hf_specdec.tools.bench.candidates import DecodeWithCandidates
 from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.naming import imported, is_import, is_method, read_keys, split_companion, split_config
-from hf_specdec.tools.bench.peers.process import LIBRARIES, Process
+from hf_specdec.tools.bench.naming import imported, is_import, is_method, split_companion, split_config
 from hf_specdec.tools.command_errors import within
 
 REFERENCE = "generate"
@@ -49,7 +45,6 @@ OWN_PLAIN = "plain"  # this package's loop without drafts, whose kernels the oth
 DEFAULT = "default"
 LOOKUP, ASSISTANT, STATIC = "transformers:prompt_lookup", "transformers:assistant", "transformers:static"
 LOOKUP_NUM_TOKENS = 10
-PEERS = "peers"  # rows of other libraries, and those of ours that they are compared with
 
 Arguments = Callable[[Any], dict[str, Any]]
 
@@ -60,11 +55,10 @@ class Row:
 
     Attributes:
         name (`str`): as the user writes it.
-        kind (`str`): `"reference"`, `"transformers"`, `"method"`, `"drafter"`, `"candidates"` or `"library"`.
+        kind (`str`): `"reference"`, `"transformers"`, `"method"`, `"drafter"` or `"candidates"`.
         arguments: from a streamer (or `None`) to the arguments of one call of `generate`.
         is_seed_exact (`bool`): whether it promises plain's tokens for plain's seed. Greedy tokens all rows promise.
         config (`dict[str, Any] | None`): its configuration, as JSON values.
-        process (`Process | None`): of a library, which makes the calls.
     """
 
     name: str
@@ -72,7 +66,6 @@ class Row:
     arguments: Arguments
     is_seed_exact: bool
     config: dict[str, Any] | None = None
-    process: Process | None = None
 
     @classmethod
     def of_arguments(
@@ -104,11 +97,10 @@ def default_rows(loaded: LoadedModel) -> tuple[list[Row], dict[str, str]]:
 def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Row], dict[str, str]]:
     """The reference and the rows called `names`, each once; `"default"` stands for every row that the model allows.
 
-    `"peers"` stands for the rows of other libraries and those of ours that they are compared with. A row may stand for
-    its name.
+    A row may stand for its name.
 
     Returns:
-        The rows, and the reasons for those of `"default"` and `"peers"` that are left out, by name.
+        The rows, and the reasons for those of `"default"` that are left out, by name.
 
     Raises:
         ConfigError: a row named on its own does not exist, or the model lacks what it needs.
@@ -119,34 +111,15 @@ def named_rows(names: Iterable[str | Row], loaded: LoadedModel) -> tuple[list[Ro
         if isinstance(name, Row):
             rows.setdefault(name.name, name)
             continue
-        if name not in (DEFAULT, PEERS):
+        if name != DEFAULT:
             rows.setdefault(name, _named_row(name, loaded))
             continue
-        for own in _default_names() if name == DEFAULT else _peer_names():
+        for own in [LOOKUP, ASSISTANT, *METHODS]:
             try:
                 rows.setdefault(own, row(own, loaded))
             except SpecError as error:
                 left_out[own] = str(error)
     return list(rows.values()), left_out
-
-
-def _default_names() -> list[str]:
-    return [LOOKUP, ASSISTANT, *METHODS]
-
-
-def _peer_names() -> list[str]:
-    theirs = [f"{name}:{row}" for name, library in LIBRARIES.items() for row in library.rows]
-    ours = [OWN_PLAIN, "prompt_lookup", "auto", "auto:pool=request", "draft_model", "eagle3"]
-    return [LOOKUP, ASSISTANT, STATIC, *theirs, *ours]
-
-
-def own_rows(names: Iterable[str], loaded: LoadedModel) -> list[Row]:
-    """The rows called `names`, all of them this package's."""
-    rows = [_named_row(name, loaded) for name in names]
-    for found in rows:
-        if found.kind not in ("method", "drafter"):
-            raise ConfigError("row", "must be a method or a Drafter here", found.name, f"One of {', '.join(METHODS)}.")
-    return rows
 
 
 def _named_row(name: str, loaded: LoadedModel) -> Row:
@@ -166,12 +139,10 @@ def row(name: str, loaded: LoadedModel) -> Row:
         return _assistant_row(loaded)
     if name == STATIC:
         return transformers_row(name, {"cache_implementation": "static"})
-    if name.partition(":")[0] in LIBRARIES:
-        return _library_row(name, loaded)
     if is_import(name):
         return _own_row(name, loaded)
     if not is_method(name):
-        raise unknown_name("row", name, [DEFAULT, PEERS, REFERENCE, LOOKUP, ASSISTANT, STATIC, *METHODS, *LIBRARIES])
+        raise unknown_name("row", name, [DEFAULT, REFERENCE, LOOKUP, ASSISTANT, STATIC, *METHODS])
     return _method_row(name, *split_config(name), loaded)
 
 
@@ -182,8 +153,6 @@ def _method_row(name: str, method_name: str, value: Any, loaded: LoadedModel) ->
     if not takes[companion]:
         raise ConfigError("row", f"must be a method that takes a {companion}", name, f"Write {method_name}.")
     config = method.config_class.parse(value, "row")
-    if config.costs_file is not None:
-        StepCosts(0.0).load(config.costs_file)  # an error before anything is measured
     described = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     how: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
     if method.needs_draft_head or companion == "head":
@@ -236,26 +205,6 @@ def _assistant_row(loaded: LoadedModel) -> Row:
         remedy = "Name one with --draft-model, or measure the embedded target."
         raise ConfigError(ASSISTANT, "must have an assistant model", None, remedy)
     return transformers_row(ASSISTANT, loaded.assisted, {"assistant": loaded.assistant_name})
-
-
-def _library_row(name: str, loaded: LoadedModel) -> Row:
-    """A row of another library, `library:row` or `library:row,key=value,...`; starts the library's process."""
-    if loaded.processes is None:
-        rule = "must have a model that other libraries can load: a folder in fp32, bf16 or fp16, at its own size"
-        raise ConfigError(name, rule, loaded.label, "Leave --widen and --device-map out.")
-    library, _, rest = name.partition(":")
-    called, _, text = rest.partition(",")
-    options = read_keys(text, name) if text else {}
-    process = loaded.processes.of_row(library, called)
-    config = {**options, "versions": process.versions}
-    return Row(
-        name,
-        "library",
-        lambda streamer: {"row": called, "options": options},
-        is_seed_exact=False,
-        config=config,
-        process=process,
-    )
 
 
 def _own_row(name: str, loaded: LoadedModel) -> Row:

@@ -51,12 +51,6 @@ def facts(document: Document) -> list[str]:
     if document["kind"] == SPEEDS:
         prompts, most = len(document["prompts"]), counted(settings["max_new_tokens"], "new token")
         lines.append(f"{counted(prompts, 'prompt')}, at most {most}, rounds: {settings['rounds']}")
-    for name, noun in {"num_records": "recorded answer", "num_prompts": "prompt"}.items():
-        lines += [counted(settings[name], noun)] if name in settings else []
-    rows = [row for entry in entries for row in entry.get("rows", ()) if row["kind"] == "library"]
-    libraries = {row["name"].partition(":")[0]: row["config"]["versions"] for row in rows}
-    for name, found in libraries.items():
-        lines.append(f"{name} {found[name]} with torch {found['torch']}, transformers {found['transformers']}")
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     return [*lines, f"{versions}; commit {header['commit'] or 'unknown'}; {header['date']}"]
 

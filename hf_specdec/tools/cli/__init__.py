@@ -23,7 +23,6 @@ COMMANDS = {  # each in the module and the function of its name
     "serve": "Serve a model to OpenAI's clients; requests share one batch.",
     "summarize": "Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.",
     "train": "Train a draft for a target, from texts that the target writes: an EAGLE-3 or DFlash head, or a model.",
-    "tune": "Measure what a forward of T tokens costs, and keep it in a file for auto.",
 }
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
 

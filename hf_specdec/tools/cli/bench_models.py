@@ -1,18 +1,15 @@
 """The models of `hf-specdec bench`: every `--model` at every `--widen` in every `--dtype`."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 import typer
 from transformers import logging
 
-from hf_specdec.errors import ConfigError
 from hf_specdec.loading import embedded
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
-from hf_specdec.tools.bench.peers.process import read_pythons
 from hf_specdec.tools.bench.widen import read_size
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.inputs import check_attention, set_threads
@@ -20,8 +17,6 @@ from hf_specdec.tools.cli.where import read_where
 from hf_specdec.tools.command_errors import note
 
 NATIVE = "native"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +65,6 @@ class ModelsOptions:
     max_memory: options.MaxMemory = None
     offload_folder: options.OffloadFolder = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: 1 on a CPU.")] = None
-    peer_python: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="LIBRARY=PATH: the interpreter that has another library; repeat for more. Default: this one."
-        ),
-    ] = None
 
     @property
     def paths(self) -> list[str | None]:
@@ -99,11 +88,6 @@ class ModelsOptions:
         where = read_where(*given, None, tensor_parallel=False, device=None)
         return None if self.device_map is None else where.target
 
-    @property
-    def peer_pythons(self) -> dict[str, str]:
-        """Interpreters by library."""
-        return read_pythons(self.peer_python or ())
-
     def pick_device(self) -> torch.device:
         """Pick the device, set the threads, and show no bars while weights are read.
 
@@ -122,11 +106,6 @@ class ModelsOptions:
         sizes, where = self.sizes, self.pick_device()
         return [self._load(*one, where) for one in itertools.product(self.paths, sizes, self.dtypes)]
 
-    def load_one(self) -> LoadedModel:
-        """The only model, for what is measured of one; an error where there are several."""
-        path, size, dtype = _only("--model", self.paths), _only("--widen", self.sizes), _only("--dtype", self.dtypes)
-        return self._load(path, size, dtype, self.pick_device())
-
     def _load(
         self, path: str | None, size: tuple[int, int] | None, dtype: str | None, where: torch.device
     ) -> LoadedModel:
@@ -141,7 +120,6 @@ class ModelsOptions:
             widen_to=size,
             attn_implementation=self.attn_implementation,
             placement=placement,
-            peer_pythons=self.peer_pythons,
         )
         if size is not None:
             of = f"{loaded.name}: " if len(self.paths) > 1 else ""
@@ -150,10 +128,3 @@ class ModelsOptions:
         if len(self.dtypes) > 1:
             loaded.facts["precision"] = dtype
         return loaded
-
-
-def _only(option: str, values: Sequence[T]) -> T:
-    if len(values) > 1:
-        rule = "must be given once for this measurement"
-        raise ConfigError(option, rule, [str(value) for value in values], "Measure each in its own run.")
-    return values[0]

@@ -1,6 +1,6 @@
 """The options of `hf-specdec bench` but for its models, with their help."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,29 +10,14 @@ from hf_specdec.common.files import check_room
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_temperature
 from hf_specdec.methods.registry import METHODS, config_arguments
-from hf_specdec.tools.bench.document import SPEEDS, check_document_file
+from hf_specdec.tools.bench.document import check_document_file
 from hf_specdec.tools.bench.plan import BenchSettings
-from hf_specdec.tools.bench.plots import check_drawn, check_matplotlib
+from hf_specdec.tools.bench.plots import check_matplotlib
 from hf_specdec.tools.bench.prompts import Prompt, batched, load_prompts, random_prompts
-from hf_specdec.tools.bench.rows import PEERS
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.bench_models import ModelsOptions
 from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.command_errors import within
 
-# Options that each measurement reads.
-PLACE = ("model", "widen", "device", "device_map", "max_memory", "offload_folder", "threads")
-TARGET = (*PLACE, "dtype", "attn_implementation")
-PROMPTS = ("prompts", "limit", "random_tokens")
-ROWS = ("row", "prompt_lookup_config", "lookahead_config", "draft_model_config")
-READ = {
-    "cost": (*TARGET, "context_length", "rounds", "seed"),
-    "replay": ROWS,
-    "many": (*TARGET, "draft_model", "draft_dtype", "head", *PROMPTS, "batch_size", *ROWS, "max_new_tokens"),
-    "steps": (*TARGET, "draft_model", "draft_dtype", *PROMPTS, "context_length"),
-    "show": ("against", "by_cpu_time"),
-}  # by what is asked for, next to its own option and those of the output; speeds read all but `NOT_OF_SPEEDS`
-NOT_OF_SPEEDS = ("context_length",)
 MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  # by --do-sample
 
 
@@ -55,7 +40,7 @@ class PromptOptions:
         typer.Option(
             min=1,
             help="Prompts decoded together, first turns only; repeat for more, each a task of its own, and 1 every "
-            "prompt in its own. Default: 1, all turns. With --many: rows of generate_many; default 8.",
+            "prompt in its own. Default: 1, all turns.",
         ),
     ] = None
 
@@ -86,13 +71,10 @@ class RunOptions:
         typer.Option(
             help=f"What to measure next to generate: a method ({', '.join(METHODS)}), a method with its configuration "
             "(prompt_lookup:num_branches=4), auto+draft_model, auto+head, transformers:prompt_lookup, "
-            "transformers:assistant, transformers:static, another library's (economize:lookup), module:Class, or "
+            "transformers:assistant, transformers:static, module:Class, or "
             "default for all there are. Repeat for more. Default: default."
         ),
     ] = None
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Measure the rows of other libraries, with ours that they compare with.")
-    ] = False
     prompt_lookup_config: options.PromptLookupForm = None
     lookahead_config: options.LookaheadForm = None
     draft_model_config: options.DraftModelForm = None
@@ -123,10 +105,9 @@ class RunOptions:
 
     @property
     def rows(self) -> list[str]:
-        """Rows of `--peers`, those that `--row` names, and one for each list form."""
+        """Rows that `--row` names, and one for each list form."""
         methods = config_arguments()
         return [
-            *[PEERS] * self.peers,
             *(self.row or ()),
             *(f"{methods[name].name}={form}" for name, form in self._forms.items()),
         ]
@@ -148,46 +129,10 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class KindOptions:
-    """Measurements instead of speeds; at most one of these."""
-
-    cost: Annotated[bool, typer.Option("--cost", help="Measure what it costs to verify T tokens at once, instead.")] = (
-        False
-    )
-    context_length: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            help="With --cost and --steps: tokens in the cache; repeat for more. Default: 128, 512; 1k, 10k, 100k.",
-        ),
-    ] = None
-    replay: Annotated[
-        Path | None,
-        typer.Option(help="Run drafters against recorded answers (JSONL of prompt_ids, answer_ids), instead."),
-    ] = None
-    many: Annotated[
-        bool, typer.Option("--many", help="Measure generate_many against plain batches one after the other, instead.")
-    ] = False
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Measure the cost of a step besides the forward: operations, reads, drafts.")
-    ] = False
-    show: Annotated[Path | None, typer.Option(help="Measure nothing; print or plot this document.")] = None
-
-    @property
-    def chosen(self) -> str:
-        """The one that is asked for; "speeds" without any."""
-        names = ("cost", "replay", "many", "steps", "show")
-        asked = [name for name in names if getattr(self, name) not in (None, False)]
-        if len(asked) > 1:
-            rule = f"must be left out with --{asked[0]}"
-            raise ConfigError(f"--{asked[1]}", rule, getattr(self, asked[1]), "Measure one after the other.")
-        return asked[0] if asked else SPEEDS
-
-
-@dataclass(frozen=True, slots=True)
 class OutputOptions:
     """Forms and files of the document."""
 
+    show: Annotated[Path | None, typer.Option(help="Measure nothing; print or plot this document.")] = None
     json: options.Json = False
     markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False
     output: Annotated[
@@ -203,12 +148,10 @@ class OutputOptions:
         typer.Option(help="Write a page of Markdown with the tables, and its figures into a folder next to it."),
     ] = None
 
-    def check(self, kind: str) -> None:
+    def check(self) -> None:
         """Raise for what would only show after the measurement."""
-        if kind != "show":
-            self.check_kind(kind)
-        if self.resume is not None and kind != SPEEDS:
-            raise ConfigError("--resume", f"must be left out with --{kind}", str(self.resume), "Measure this anew.")
+        if self.resume is not None and self.show is not None:
+            raise ConfigError("--resume", "must be left out with --show", str(self.resume), "Give only one.")
         if self.output is not None:
             check_document_file("output", self.output)
         elif self.resume is not None:
@@ -223,11 +166,6 @@ class OutputOptions:
             if given is not None:
                 _check_folder(field, given, given if field == "plot" else given.with_suffix(""))
 
-    def check_kind(self, kind: str) -> None:
-        """Raise where there are no figures of documents of a kind, and some are asked for."""
-        if self.plot is not None:
-            check_drawn("plot", kind, self.plot)
-
 
 def _check_folder(field: str, given: Path, folder: Path) -> None:
     """Raise where the folder of the figures cannot be made or written.
@@ -240,25 +178,3 @@ def _check_folder(field: str, given: Path, folder: Path) -> None:
         raise ConfigError(field, "must have its figures in a folder", str(given), remedy)
     above = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     check_room(field, above, str(given))
-
-
-def check_unread(kind: str, *groups: ModelsOptions | PromptOptions | RunOptions | KindOptions) -> None:
-    """Raise for an option that was given and takes no part in what is asked for.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    for group in groups:
-        for option in fields(group):
-            value = getattr(group, option.name)
-            if value == option.default or _is_read(option.name, kind):
-                continue
-            name = f"--{option.name.replace('_', '-')}"
-            if kind == SPEEDS:
-                others = " or ".join(f"--{other}" for other, read in READ.items() if option.name in read)
-                raise ConfigError(name, f"must come with {others}", value, "Leave it out.")
-            raise ConfigError(name, f"must be left out with --{kind}", value, "It takes no part in that.")
-
-
-def _is_read(option: str, kind: str) -> bool:
-    return option not in NOT_OF_SPEEDS if kind == SPEEDS else option in (kind, *READ[kind])

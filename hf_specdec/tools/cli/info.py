@@ -30,7 +30,6 @@ from hf_specdec.tools.cli.options import LoadOptions
 from hf_specdec.tools.cli.report import print_facts, print_json
 from hf_specdec.tools.cli.spread import spread
 
-
 PACKAGES = ("hf_specdec", "torch", "transformers", "accelerate")
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hf_specdec.call.arguments import NONE
-from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.entry import Method
@@ -109,10 +108,7 @@ def _config(method: Method, forms: Mapping[str, str], spec_config: str | None) -
         other = _option(argument)
     field, given = next(iter(forms.items())) if forms else ("spec_config", spec_config)
     with within(field):
-        config = method.config_class.parse(given, field)
-        if config.costs_file is not None:
-            StepCosts(0.0).load(config.costs_file)  # an error before the model is loaded
-    return config
+        return method.config_class.parse(given, field)
 
 
 def _option(argument: str) -> str:

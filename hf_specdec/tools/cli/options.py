@@ -200,9 +200,7 @@ class MethodOptions:
     draft_model_config: DraftModelForm = None
     auto_config: Annotated[
         str | None,
-        typer.Option(
-            help='Auto\'s parameters, as JSON or Python: \'{"costs": "costs.json"}\' takes what hf-specdec tune wrote.'
-        ),
+        typer.Option(help="Auto's parameters, as JSON or Python: '{\"num_nodes\": 16}'."),
     ] = None
     spec_config: Annotated[
         str | None, typer.Option(help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'.")

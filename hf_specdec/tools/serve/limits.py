@@ -8,7 +8,7 @@ from hf_specdec.methods.common.config import SpecConfig
 
 STEP_BUDGET = 128  # most tokens a step of one request computes, where the server reserves nothing for its method
 MEMORY_BOUNDS = ("max_pool_tokens", "max_recycled", "max_keys")  # a lower one would cut what all requests share
-OF_THE_SERVER = ("engine", "costs", *MEMORY_BOUNDS)  # next to device lists
+OF_THE_SERVER = ("engine", *MEMORY_BOUNDS)  # next to device lists
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 A configuration that is accepted changes the speed only, so the text is plain generation's.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 import hf_specdec
-from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.errors import SpecError
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.registry import METHODS
@@ -162,43 +160,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )
-CURVE = st.fixed_dictionaries(
-    {"sizes": st.lists(NUMBERS, max_size=4) | JSON, "ratios": st.lists(NUMBERS, max_size=4) | JSON},
-    optional={"seconds_of_one": JSON},
-)
-COSTS = st.fixed_dictionaries(
-    {
-        "format": st.just("hf_specdec costs 1"),
-        "facts": st.one_of(JSON, st.just({})),
-        "curves": st.one_of(JSON, st.dictionaries(st.sampled_from(["1", "2", "0", "-1", "x"]), CURVE, max_size=2)),
-    }
-)
-
-
-@SELDOM
-@given(document=st.one_of(JSON, COSTS, COSTS, COSTS))
-def test_a_file_of_costs_is_used_or_refused(model: Any, tmp_path: Path, document: Any) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps(document), "utf-8")
-    expected = plain(model, PROMPT, max_new_tokens=NEW_TOKENS, do_sample=False).tolist()
-    hf_specdec.enable(hf_specdec.disable(model))
-    config = {"costs": str(path), "pool": "request"}
-    try:
-        ours = model.generate(
-            PROMPT, max_new_tokens=NEW_TOKENS, do_sample=False, spec_method="auto", spec_config=config
-        )
-        assert ours.tolist() == expected
-    except SpecError as error:
-        assert refused(error), error
-
-
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff\xfe[]", b'{"format": "hf_specdec costs 1"}', b"null"])
-def test_a_file_that_holds_no_costs_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "costs.json"
-    path.write_bytes(content)
-    with pytest.raises(SpecError) as error:
-        StepCosts.of_device(torch.device("cpu")).load(path)
-    assert refused(error.value)
 
 
 @pytest.fixture(scope="session")

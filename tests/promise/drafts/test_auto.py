@@ -1,10 +1,8 @@
 """`auto` that weighs costs: the first call learns them while it decodes, and gives the tokens of plain generate."""
 
 import copy
-import json
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import torch
 from transformers import StaticCache
 
 import hf_specdec
-from hf_specdec import ConfigError
 from hf_specdec.compat import CACHE
 from hf_specdec.engine.cost import budget
 from hf_specdec.engine.cost.cost_model import SIZES
@@ -152,53 +149,3 @@ def test_disabling_drops_the_costs() -> None:
     generate(model, spec_method="auto")
     assert learned(model)
     assert not learned(hf_specdec.enable(hf_specdec.disable(model)))
-
-
-def tuned_file(model: Any, path: Path, **changed: Any) -> str:
-    """A file of costs for `model`, with some facts changed."""
-    from hf_specdec.tools.bench.tuning import measure_costs
-
-    tuned = measure_costs(model, context_length=20, rounds=1)
-    tuned.costs.save(path, {**tuned.facts, **changed})
-    return str(path)
-
-
-def test_costs_from_a_file_are_known_from_the_first_step(tmp_path: Path) -> None:
-    model = fresh("llama")
-    path = tuned_file(model, tmp_path / "costs.json")
-    reference = generate(model, plain).sequences
-    ours = generate(model, spec_method="auto", auto_config={"costs": Path(path)})
-    assert ours.sequences.tolist() == reference.tolist()
-    assert max(map(len, learned(model))) > 6
-
-
-@pytest.mark.parametrize(
-    "fact", [{"class": "GPT2LMHeadModel"}, {"num_parameters": 5}, {"dtype": "bfloat16"}, {"device": "NVIDIA H200"}]
-)
-def test_costs_of_something_else_are_refused_by_the_difference(tmp_path: Path, fact: dict[str, Any]) -> None:
-    model = fresh("llama")
-    path = tuned_file(model, tmp_path / "costs.json", **fact)
-    ((name, value),) = fact.items()
-    with pytest.raises(ConfigError, match=rf"`costs`.*its {name} is .* that of the file {value!r}"):
-        generate(model, spec_method="auto", auto_config={"costs": path})
-
-
-def test_costs_of_another_number_of_threads_are_used_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = fresh("llama")
-    path = tuned_file(model, tmp_path / "costs.json", threads=77)
-    for _ in range(2):
-        generate(model, spec_method="auto", auto_config={"costs": path})
-    assert [record.message.count("77 CPU threads") for record in caplog.records] == [1]
-
-
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("family", ["t5", "mamba2"])
-def test_tuning_leaves_a_model_of_any_kind_as_it_was(tmp_path: Path, family: str) -> None:
-    model = fresh(family)
-    reference = generate(model, plain).sequences
-    document = json.loads(Path(tuned_file(model, tmp_path / "costs.json")).read_text())
-    assert document["curves"].keys() == {"1"}
-    assert document["facts"]["class"] == type(model).__name__
-    assert generate(model, spec_method="auto").sequences.tolist() == reference.tolist()

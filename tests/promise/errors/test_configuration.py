@@ -201,7 +201,7 @@ def test_every_configuration_reads_what_it_writes() -> None:
     for method in METHODS.values():
         assert method.config_class().to_dict() == {}
     for config in (
-        AutoSpecConfig(costs=Path("costs.json"), max_nodes=9),
+        AutoSpecConfig(max_nodes=9),
         LookaheadConfig.parse([5, 4, 3]),
         DraftModelConfig.parse({"draft_len": 3, "confidence_threshold": 0.25}),
     ):

@@ -1,1 +1,0 @@
-"""Rows of other libraries, each library in a process of its own (docs/guides/benchmark.md)."""
