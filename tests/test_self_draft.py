@@ -234,7 +234,7 @@ def test_a_model_speculates_with_its_own_first_layers(name: str, spec_config: di
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_go_along() -> None:
     """The draft of a PEFT-wrapped model has the adapters of the layers it keeps."""
-    import peft
+    peft = pytest.importorskip("peft")
 
     model = build(FAMILIES["llama"])
     bare = text_of(self_draft(model, layers=2))

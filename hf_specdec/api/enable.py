@@ -45,10 +45,10 @@ def enable(
             ones too.
         spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
             other models of the same tokenizer. Its bounds count, whatever the configuration says.
-        plain_kernels (`bool`, *optional*, defaults to `False`, or as it is): whether calls without speculation compute
-            by this package's CPU kernels too. In bf16 and fp16 these round otherwise than torch's, so that plain text
-            may differ from speculative text; with them both are the same, and plain calls are faster. On a CUDA device,
-            whether calls over a compiled static cache round alike with every `spec_method`, see docs/concepts.
+        plain_kernels (`bool`, *optional*, defaults to `True` in bf16 and fp16, or as it is): whether calls without
+            speculation compute by this package's CPU kernels too, so that they are faster and in bf16 and fp16 write
+            the text of every `spec_method`. These kernels round otherwise than torch's: as under `torch.compile`, near
+            ties can fall otherwise than before `enable`. `False` leaves such calls as transformers has them.
         configs: defaults for this model: a method's configuration under the name of its argument of `generate`,
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
 
@@ -61,7 +61,7 @@ def enable(
         remedy = "Make one with hf_specdec.SpecMemory() or SpecMemory.load(path)."
         raise ConfigError("spec_memory", "must be a SpecMemory", spec_memory, remedy)
     if not isinstance(plain_kernels, bool | None):
-        raise ConfigError("plain_kernels", "must be True or False", plain_kernels, "Leave it out for False.")
+        raise ConfigError("plain_kernels", "must be True or False", plain_kernels, "Leave it out for the default.")
     defaults: dict[str, SpecConfig] = {}
     known = config_arguments()
     for name, value in configs.items():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Literal, cast, overload
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec.call.plain_kernels import prefill
 from hf_specdec.call.run import class_generate, generate_with, with_own_arguments
@@ -65,9 +65,15 @@ class SpecGenerationMixin(GenerationMixin):
         """
         return generate_with(cast(PreTrainedModel, self), super().generate, args, kwargs)
 
-    def _prefill(self, *args: Any, **kwargs: Any) -> Any:
+    def _prefill(
+        self, input_ids: Any, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **more: Any
+    ) -> Any:
         """The prompt's forward, as transformers computes it; after it plain decoding may have other kernels."""
-        return prefill(cast(PreTrainedModel, self), lambda: super(SpecGenerationMixin, self)._prefill(*args, **kwargs))
+
+        def compute() -> Any:
+            return super(SpecGenerationMixin, self)._prefill(input_ids, generation_config, model_kwargs, *args, **more)
+
+        return prefill(cast(PreTrainedModel, self), compute, generation_config, model_kwargs)
 
 
 SpecGenerationMixin.generate.__signature__ = with_own_arguments(  # type: ignore[attr-defined]

@@ -1,13 +1,15 @@
 """Kernels of speculative forwards for transformers' own loops, so that both round alike."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec.compat.compiling import compile_settings
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.kernels.cpu import HALVES
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 
@@ -39,8 +41,9 @@ _steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)
 
 @contextlib.contextmanager
 def plain_kernels(model: PreTrainedModel) -> Iterator[None]:
-    """A block in which plain decoding has the kernels, where `enable(model, plain_kernels=True)` asks for them."""
-    if not state_of(model).plain_kernels:
+    """A block in which plain decoding of an enabled model has the kernels: in bf16 and fp16, or as `enable` says."""
+    is_used = state_of(model).plain_kernels
+    if not (model.dtype in HALVES if is_used is None else is_used):
         yield
         return
     steps = _Steps(model)
@@ -52,7 +55,11 @@ def plain_kernels(model: PreTrainedModel) -> Iterator[None]:
         steps.close()
 
 
-def prefill(model: PreTrainedModel, compute: Callable[[], Any]) -> Any:
-    """The prompt's forward of `model`, within such a block or outside."""
+def prefill(
+    model: PreTrainedModel, compute: Callable[[], Any], generation_config: GenerationConfig, kwargs: Mapping[str, Any]
+) -> Any:
+    """The prompt's forward of `model`, within such a block or outside. Compiled steps get none of them."""
     steps = _steps.get()
-    return compute() if steps is None or steps.model is not model else steps.prefill(compute)
+    if steps is None or steps.model is not model or compile_settings(model, generation_config, kwargs) is not None:
+        return compute()
+    return steps.prefill(compute)

@@ -41,7 +41,7 @@ class ModelState:
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
     warned: dict[str, None] = field(default_factory=dict)  # messages, in the order in which they were given
     own_generate: Callable[..., Any] | None = None  # the user's on the instance, which the enabled class's calls
-    plain_kernels: bool = False  # whether calls that transformers decodes have the kernels of speculative forwards
+    plain_kernels: bool | None = None  # whether calls that transformers decodes have the kernels; `None`: in 16 bits
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
     drafts: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # compiled next to it

@@ -116,7 +116,8 @@ class CausalAttention:
     A query's sums are those of `CoreAttention` with a mask that hides them.
 
     Args:
-        query, key, value: as of `CoreAttention`, with as many keys as queries.
+        query, key, value: as of `CoreAttention`, with at least as many keys as queries: a static cache's buffers have
+            more, which no query sees.
     """
 
     trial: cpu.Trial | None = None
@@ -129,7 +130,7 @@ class CausalAttention:
             mask = _staircase(longest)[:, :, : end - start, longest - start : longest - start + end]
             own = query[:, :, start:end], key[:, :, :end], value[:, :, :end]
             self._blocks.append(CoreAttention(*own, mask, scaling))
-        self.fits = key.shape[2] == count and all(block.fits for block in self._blocks)
+        self.fits = key.shape[2] >= count and all(block.fits for block in self._blocks)
         self.work = sum(block.work for block in self._blocks)
 
     def __call__(self) -> torch.Tensor:

@@ -320,25 +320,3 @@ def test_fp32_and_other_devices_have_their_reasons() -> None:
     with torch.device("meta"):
         model = type(family_model("qwen2", torch.bfloat16))(family_model("qwen2").config).to(torch.bfloat16)
     assert "on meta" in str(reason_for_width(model))
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_plain_generate_with_the_kernels_writes_what_every_method_does(dtype: torch.dtype) -> None:
-    path = hf_specdec.embedded.path("target")
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    settings: dict[str, Any] = {"max_new_tokens": 24, "return_dict_in_generate": True, "output_logits": True}
-    texts = {}
-    for is_used in (False, True):
-        hf_specdec.enable(model, plain_kernels=is_used)
-        texts[is_used] = model.generate(PROMPT, do_sample=False, **settings)
-    assert not torch.equal(torch.stack(texts[False].logits), torch.stack(texts[True].logits))
-    for method in ("plain", "auto", "prompt_lookup"):
-        found = model.generate(PROMPT, do_sample=False, spec_method=method, **settings)
-        assert torch.equal(torch.stack(found.logits), torch.stack(texts[True].logits))
-    beams = [model.generate(PROMPT, num_beams=2, max_new_tokens=8, do_sample=False) for _ in range(2)]
-    assert torch.equal(*beams)
-
-
-def test_plain_kernels_is_a_flag() -> None:
-    with pytest.raises(hf_specdec.ConfigError, match="plain_kernels"):
-        hf_specdec.enable(family_model("qwen2"), plain_kernels="yes")  # type: ignore[arg-type]

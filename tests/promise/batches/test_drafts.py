@@ -36,7 +36,7 @@ def dispatched(model: Any) -> Any:
 
 
 def with_lora(model: Any) -> Any:
-    import peft
+    peft = pytest.importorskip("peft")
 
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
 

@@ -129,7 +129,7 @@ peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 def lora(model: Any) -> Any:
     """A LoRA adapter that changes the model's text."""
-    import peft
+    peft = pytest.importorskip("peft")
 
     torch.manual_seed(3)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")

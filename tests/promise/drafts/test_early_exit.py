@@ -161,7 +161,7 @@ def test_hidden_states_are_those_of_all_layers(model: Any) -> None:
 
 
 def with_lora(model: Any) -> Any:
-    import peft
+    peft = pytest.importorskip("peft")
 
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     return peft.get_peft_model(model, config)

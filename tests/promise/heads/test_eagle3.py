@@ -132,11 +132,11 @@ def test_a_long_prompt_is_fed_in_chunks_to_the_same_effect(model: Any, monkeypat
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_wrapped_target_works_with_a_head(model: Any) -> None:
-    from peft import LoraConfig, get_peft_model
+    peft = pytest.importorskip("peft")
 
     base = copy.deepcopy(hf_specdec.disable(model))
     hf_specdec.enable(model)
-    wrapped = get_peft_model(base, LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     hf_specdec.enable(wrapped)
     expected = plain(base, PROMPT, max_new_tokens=12, do_sample=False)
     ours = wrapped.generate(

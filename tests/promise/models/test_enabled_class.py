@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import peft
 import pytest
 import torch
 import transformers as tf
@@ -215,6 +214,7 @@ def test_a_class_of_one_s_own_is_saved_with_its_code(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("first", ["enable", "wrap"])
 def test_peft_wraps_before_and_after(first: str) -> None:
+    peft = pytest.importorskip("peft")
     lora = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
     expected = peft.get_peft_model(llama(), lora)
     if first == "enable":

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 
 import hf_specdec
@@ -89,8 +88,9 @@ def cast(model: Any) -> None:
 def add_adapter(model: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_alpha=64)
-        inject_adapter_in_model(config, model)
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_alpha=64)
+        peft.inject_adapter_in_model(config, model)
         model.eval()
 
 

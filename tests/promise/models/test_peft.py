@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import peft
 import pytest
 import torch
 from packaging.version import Version
@@ -16,6 +15,8 @@ from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.head_models import random_dflash
 from tests.helpers.support import DRAFTS, IDS, PADDED, PROMPT
 from tests.helpers.zoo import FAMILIES, build
+
+peft = pytest.importorskip("peft")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not supported"
