@@ -1,13 +1,9 @@
 """Every name of transformers that loading needs and that may move, each with its reason.
 
-    Names                            Why
-    `HfQuantizer` and its registry   FP8 weights are made while a checkpoint is read, a tensor at a time, so that
-                                     placement, memory estimates and saving go the way of transformers' own formats
-    `ConversionOps`                  the operation on one tensor of a checkpoint
-    `get_keys_to_not_convert`        the layers that transformers leaves alone, which a list of one's own replaces
-    `Conv1D`                         GPT-2's linear layer, whose weight is transposed
-    `GgufConfig`                     new in 5.24, which keeps the weights of a GGUF file packed without it
-    `_keep_in_fp32_modules`          modules that a model's author wants left alone
+    Names                       Why
+    `get_keys_to_not_convert`   the layers that transformers leaves alone, which a list of one's own replaces
+    `Conv1D`                    GPT-2's linear layer, whose weight is transposed
+    `GgufConfig`                new in 5.24, which keeps the weights of a GGUF file packed without it
 
 Tried with transformers 5.23 and 5.24.
 """
@@ -15,31 +11,8 @@ Tried with transformers 5.23 and 5.24.
 from typing import Any
 
 import transformers
-from transformers import PreTrainedModel
-from transformers.core_model_loading import ConversionOps as ConversionOps
 from transformers.pytorch_utils import Conv1D as Conv1D
-from transformers.quantizers import HfQuantizer as HfQuantizer
-from transformers.quantizers import auto
 from transformers.quantizers.base import get_keys_to_not_convert as get_keys_to_not_convert
-from transformers.utils.quantization_config import QuantizationConfigMixin as QuantizationConfigMixin
-
-
-def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
-    """Make a quantisation method known to transformers, once; no existing one is replaced."""
-    auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(method, config)
-    auto.AUTO_QUANTIZER_MAPPING.setdefault(method, quantizer)
-
-
-def keep_in_full_precision(model: PreTrainedModel) -> tuple[str, ...]:
-    """Parts of module names that the model's author wants left in full precision."""
-    names = (getattr(model, "_keep_in_fp32_modules", None), getattr(model, "_keep_in_fp32_modules_strict", None))
-    return tuple(sorted({name for group in names for name in group or ()}))
-
-
-def tied_names(model: PreTrainedModel) -> set[str]:
-    """Names of parameters that share their storage with another one's."""
-    tied = model.all_tied_weights_keys
-    return {*tied.keys(), *tied.values()}
 
 
 def dequantized_gguf() -> dict[str, Any]:

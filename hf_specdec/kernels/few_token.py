@@ -20,9 +20,10 @@ from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
 from hf_specdec.kernels.own_forward import OwnForward, here
 from hf_specdec.kernels.products import ActivationForward, ProductsForward, other_methods
 from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
+from hf_specdec.kernels.quantization.fp8_linear import Fp8Forward
 from hf_specdec.kernels.rms_norm import NormForward
 
-KINDS: tuple[Any, ...] = (LinearForward, NormForward, Int8Forward, FourBitForward)
+KINDS: tuple[Any, ...] = (LinearForward, NormForward, Int8Forward, FourBitForward, Fp8Forward)
 
 PIECE = 2  # tokens: torch may multiply one by another kernel
 

@@ -11,8 +11,7 @@ from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers
 from hf_specdec.kernels.key_order import why_unordered
-from hf_specdec.kernels.linear import FORWARDS, LANES
-from hf_specdec.kernels.quantization.fp8_linear import Fp8Linear
+from hf_specdec.kernels.linear import FORWARDS
 
 
 def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str | None:
@@ -46,16 +45,11 @@ def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str |
     for module in modules_of(model):
         if module in prompts_alone:
             continue
-        is_known = module in known or isinstance(module, torch.nn.Embedding) or _is_widened(module)
+        is_known = module in known or isinstance(module, torch.nn.Embedding)
         is_known = is_known or (isinstance(module, torch.nn.Conv1d) and not in_order)  # a trial forward shows its use
         if not is_known and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None
-
-
-def _is_widened(module: torch.nn.Module) -> bool:
-    """Returns whether a layer's FP8 weights are widened and then multiplied by the core."""
-    return isinstance(module, Fp8Linear) and module.in_features % LANES == 0
 
 
 def _encoder_modules(model: PreTrainedModel) -> set[torch.nn.Module]:

@@ -21,27 +21,22 @@ from hf_specdec.common.files import check_path, said_of_hub
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
 from hf_specdec.engine.head_pairing import without_weights_of
-from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line, unknown_name
+from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name
 from hf_specdec.kernels.quantization.bnb import prepare
-from hf_specdec.kernels.quantization.fp8 import check_offloading
 from hf_specdec.kernels.quantization.precision import (
     DTYPES,
     PRECISIONS,
-    checkpoint_config,
     dtype_after_widening,
     loading_arguments,
     skeleton,
 )
-from hf_specdec.kernels.quantization.report import FIXED_TEXT, LoadedWeights, loaded_weights, logit_error, precision_of
+from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
-
-MIN_TOKENS = 16  # that a tokenizer makes of the fixed text, if it has a vocabulary
-
 
 if TYPE_CHECKING:
 
@@ -82,7 +77,8 @@ class _EnabledAutoModel:
             path (`str`): a folder, a GGUF file, or a name on the Hugging Face hub.
             precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"`, `"fp16"`, `"fp8"`, `"int8"`
                 or `"nf4"`. Instead of transformers' `dtype` and `quantization_config`. In the last three the linear
-                layers are quantised while they are read, and the rest is bf16; int8 and nf4 need bitsandbytes.
+                layers are quantised while they are read, and the rest is bf16; fp8 needs torchao, int8 and nf4 need
+                bitsandbytes.
             kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
                 `attn_implementation` (`"xformers"` too) or `quantization_config`. `tp_plan="auto"` shares the model
                 between the processes of a `torchrun` launch.
@@ -123,7 +119,8 @@ class _EnabledAutoModel:
             )
         if cast_to is not None:
             model.to(dtype=cast_to)
-        check_offloading(model)
+        if precision == "fp8":
+            _check_fp8(model)
         prepare(model)
         _restore_settings(model, path, kwargs)
         enable(model)
@@ -159,6 +156,15 @@ def _check_parts(auto_class: Any, path: str | os.PathLike[str], kwargs: dict[str
     except Exception:  # noqa: BLE001 - what is wrong with the checkpoint is said where it is loaded
         return
     check_parts(device_map, model)
+
+
+def _check_fp8(model: Any) -> None:
+    """Raise an `UnsupportedModelError` where the model has no linear layers but its output layer."""
+    if precision_of(model) != "fp8":
+        raise UnsupportedModelError(
+            f'precision="fp8" needs linear layers, but {type(model).__name__} has none besides its output layer. '
+            'Load it with "bf16".'
+        )
 
 
 def _restore_settings(model: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
@@ -283,41 +289,3 @@ def load_draft(
         dtype = dtype if isinstance(dtype, torch.dtype) else None
         return AutoDraftHead.from_pretrained(path, target=target, dtype=dtype)
     return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)
-
-
-def describe_weights(model: transformers.PreTrainedModel, *, compare: bool = False) -> LoadedWeights:
-    """Describes a loaded model: layers and dtypes, bytes, layers in full precision, and what this machine can load.
-
-    Args:
-        model (`PreTrainedModel`): a loaded model.
-        compare (`bool`, *optional*, defaults to `False`): also load the checkpoint in its own precision, on the CPU,
-            and measure on a fixed text how far the logits are from it. Nothing is measured where the checkpoint is
-            quantised itself, or the precisions are the same.
-
-    Raises:
-        CheckpointError: the checkpoint that the model came from is not there any more.
-    """
-    path = model.config.name_or_path
-    if not compare:
-        return loaded_weights(model)
-    if not path:
-        raise CheckpointError("The model came from no checkpoint to compare it with. Leave out `compare`.")
-    if checkpoint_config(path) is not None:
-        return loaded_weights(model)
-    auto_class = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
-    original = auto_class.from_pretrained(path, precision="auto")
-    if precision_of(original) == precision_of(model):
-        return loaded_weights(model)
-    return loaded_weights(model, logit_error(model, original, _fixed_tokens(path, original)))
-
-
-def _fixed_tokens(path: str, model: transformers.PreTrainedModel) -> torch.Tensor:
-    """The fixed text as token ids (1, length); where there is no tokenizer, ids from all over the vocabulary."""
-    vocab_size = model.config.get_text_config().vocab_size
-    try:
-        ids: torch.Tensor = transformers.AutoTokenizer.from_pretrained(path)(FIXED_TEXT, return_tensors="pt").input_ids
-    except (OSError, ValueError):
-        ids = torch.empty(1, 0, dtype=torch.long)
-    if ids.shape[1] < MIN_TOKENS or int(ids.max()) >= vocab_size:  # none, or an empty or foreign one
-        ids = torch.arange(1, 129)[None] * 7919 % vocab_size
-    return ids

@@ -57,26 +57,10 @@ def test_text_names_tier_and_methods(run: Run) -> None:
 
 
 @pytest.mark.wide
-def test_json_holds_what_is_loaded_and_what_it_costs(run: Run) -> None:
-    found = json.loads(run("info", "--dtype", "fp8", "--draft-dtype", "bf16", "--json").stdout)
-    weights = found["weights"]
-    assert found["model"]["dtype"] == weights["precision"] == "fp8"
-    (linear,) = [group for group in weights["layers"] if group["kind"] == "Fp8Linear"]
-    assert (linear["dtype"], linear["count"]) == ("float8_e4m3fn", 42)
-    assert weights["left"] == {"lm_head": "its weight is another layer's too"}
-    assert weights["parameter_bytes"] < 0.61 * 2 * found["model"]["parameters"]
-    assert weights["error"]["mean_kl"] > 0
-    assert weights["fp8_backend"]
-    assert [support["precision"] for support in weights["machine"]] == ["fp32", "bf16", "fp16", "fp8", "int8", "nf4"]
-    assert found["draft weights"]["error"] is None, "bf16 is the checkpoint's own"
-
-
-@pytest.mark.wide
-def test_text_says_what_is_loaded_and_what_this_machine_can_load(run: Run) -> None:
-    result = run("info", "--dtype", "fp8")
-    assert result.exit_code == 0, result.stderr
-    for words in ("Fp8Linear, float8_e4m3fn", "42 layers", "left: lm_head", "logit error", "nf4   yes: bitsandbytes"):
-        assert words in result.stdout
+def test_json_holds_the_bytes_of_a_precision(run: Run) -> None:
+    model = json.loads(run("info", "--dtype", "fp8", "--json").stdout)["model"]
+    assert model["dtype"] == "fp8"
+    assert model["bytes"] < 0.61 * 2 * model["parameters"]
 
 
 def test_the_embedded_pair_goes_together(run: Run) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 from transformers import DynamicCache
@@ -14,7 +15,6 @@ from hf_specdec.compat import CACHE
 from hf_specdec.kernels import cpu, cpu_kernels, width
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.kernels.quantization.bnb import load_bitsandbytes
 from hf_specdec.kernels.width import reason_for_width
 from tests.helpers.cover import wide_but
 from tests.helpers.drafts import RandomTreeDrafter
@@ -208,8 +208,7 @@ def test_an_int8_layer_gives_a_token_what_it_gives_for_it_alone(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], has_integer_sums: bool, dtype: torch.dtype
 ) -> None:
     """Other tokens have outliers in columns of their own, and some have none."""
-    library = load_bitsandbytes("a test")
-    module = library.nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0)
+    module = bitsandbytes.nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0)
     module.load_state_dict(layer(*size).state_dict())
     module = module.to("cpu").eval()
     given = tokens(64, size[0], dtype=dtype) * torch.linspace(0.0, 4.0, 64, dtype=dtype)[:, None]
@@ -230,8 +229,7 @@ def test_an_int8_layer_gives_a_token_what_it_gives_for_it_alone(
 @pytest.mark.parametrize("size", [(64, 96), (320, 128)])
 def test_a_four_bit_layer_computes_a_token_alike(size: tuple[int, int], is_packed: bool, dtype: torch.dtype) -> None:
     """Packed for the CPU, where it has instructions for that, or not."""
-    library = load_bitsandbytes("a test")
-    module = library.nn.Linear4bit(*size, compute_dtype=dtype, quant_type="nf4")
+    module = bitsandbytes.nn.Linear4bit(*size, compute_dtype=dtype, quant_type="nf4")
     module.load_state_dict(layer(*size).state_dict())
     module = module.to("cpu").eval()
     module.support_avx512bf16_for_cpu &= is_packed

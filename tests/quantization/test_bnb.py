@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 import transformers as tf
@@ -35,7 +36,6 @@ def unpacked(layer: Any) -> torch.Tensor:
 
 def test_split_blocks_are_read_rightly_or_found_out() -> None:
     """What is found for a small weight is what happens to a layer of a model."""
-    bitsandbytes = bnb.load_bitsandbytes("a test")
     torch.manual_seed(0)
     scales: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": False}  # one a block, not quantised again
     layer = bitsandbytes.nn.Linear4bit(96, 32, bias=False, compute_dtype=torch.float32, **scales)
@@ -109,8 +109,8 @@ def test_an_enabled_model_copies(precision: str) -> None:
 def test_int8_says_once_that_it_casts(caplog: pytest.LogCaptureFixture, is_users_own: bool) -> None:
     """bitsandbytes says so at every layer of every forward."""
     logger = logging.getLogger("bitsandbytes.autograd._functions")
-    for known in [known for known in logger.filters if type(known).__module__ == bnb.__name__]:
-        logger.removeFilter(known)
+    for once in [each for each in logger.filters if type(each).__module__ == bnb.__name__]:
+        logger.removeFilter(once)
     own = {"quantization_config": tf.BitsAndBytesConfig(load_in_8bit=True)}
     model = load(DRAFT, **(own if is_users_own else {"precision": "int8"}))
     with caplog.at_level(logging.WARNING):
@@ -121,7 +121,6 @@ def test_int8_says_once_that_it_casts(caplog: pytest.LogCaptureFixture, is_users
 @pytest.mark.parametrize(("threshold", "tier"), [(0.5, "plain"), (0.0, "tree")])
 def test_int8_outliers_are_named_where_they_are_the_reason_against_drafts(threshold: float, tier: str) -> None:
     """A column with an outlier is multiplied in 16 bits for all tokens of a forward, which fp32 shows."""
-    bnb.load_bitsandbytes("a test")
     config = tf.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
     found = hf_specdec.capability(load(DRAFT, dtype=torch.float32, quantization_config=config))
     assert found.tier == tier

@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from hf_specdec.kernels.quantization.report import num_parameters
+from hf_specdec.kernels.quantization.weights import num_parameters
 from hf_specdec.loading.checkpoints import tokenizers
 from tests.helpers.support import PROMPT
 

@@ -2,9 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import embedded
-from hf_specdec.errors import ConfigError, MissingExtraError, UnsupportedModelError
-from hf_specdec.kernels.quantization import precision as room
+from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.kernels.quantization.precision import PRECISIONS, loading_arguments, machine_support, saved_precision
 
 TARGET = embedded.path("target")
@@ -92,16 +88,29 @@ def test_tensor_parallelism_with_a_device_map_is_refused() -> None:
     assert caught.value.field == "device_map"
 
 
-@pytest.mark.parametrize("precision", ["int8", "nf4"])
-def test_missing_bitsandbytes_is_an_error_with_the_install_line(
-    monkeypatch: pytest.MonkeyPatch, precision: str
+@pytest.mark.parametrize(("precision", "extra"), [("fp8", "fp8"), ("int8", "bnb"), ("nf4", "bnb")])
+def test_a_missing_package_is_an_error_with_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, precision: str, extra: str
 ) -> None:
-    without(monkeypatch, "bitsandbytes")
-    with pytest.raises(MissingExtraError, match=r'pip install "hf_specdec\[bnb\]"'):
+    package = "torchao" if precision == "fp8" else "bitsandbytes"
+    without(monkeypatch, package)
+    with pytest.raises(MissingExtraError, match=rf'pip install "hf_specdec\[{extra}\]"'):
         load(TARGET, precision=precision)
-    assert [found.reason for found in machine_support() if found.precision == precision] == [
-        'bitsandbytes is missing: pip install "hf_specdec[bnb]"'
+    assert [support.reason for support in machine_support() if support.precision == precision] == [
+        f'{package} is missing: pip install "hf_specdec[{extra}]"'
     ]
+
+
+@pytest.mark.parametrize(("capability", "activations"), [((8, 0), None), ((8, 9), "rounded"), ((12, 0), "rounded")])
+def test_fp8_rounds_activations_where_the_device_multiplies_fp8(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], activations: str | None
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("hf_specdec.kernels.quantization.precision.default_device", lambda: torch.device("cuda", 0))
+    for options, rounds in (({}, activations is not None), ({"device_map": "cpu"}, False)):
+        config = loading_arguments("fp8", TARGET, options)["quantization_config"].quant_type
+        assert ("DynamicActivation" in type(config).__name__) == rounds
 
 
 def test_a_checkpoint_that_needs_a_missing_package_is_an_error_with_the_install_line(
@@ -113,94 +122,31 @@ def test_a_checkpoint_that_needs_a_missing_package_is_an_error_with_the_install_
         load(path)
 
 
-@pytest.mark.parametrize("precision", ["int8", "nf4"])
-def test_a_device_that_bitsandbytes_does_not_know_is_an_error_that_names_what_works(
-    monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
-    bitsandbytes = room.load_bitsandbytes("a test")
-    monkeypatch.setattr(bitsandbytes, "supported_torch_devices", {"npu"})
-    with pytest.raises(ConfigError, match="'fp32', 'bf16', 'fp16', 'fp8' on this machine .* does not know"):
-        load(TARGET, precision=precision)
-
-
 QUANTISED = {
     "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "bitsandbytes fp4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "gptq checkpoint": {"quant_method": "gptq", "bits": 4},
     "fp8 checkpoint": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "fp8": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}},
 }
 
 
-@pytest.mark.parametrize("own", QUANTISED)
+@pytest.mark.parametrize("name", QUANTISED)
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "int8", "nf4"])
-def test_a_quantised_checkpoint_allows_its_own_precision_only(tmp_path: Path, own: str, precision: str) -> None:
+def test_a_quantised_checkpoint_allows_its_own_precision_only(tmp_path: Path, name: str, precision: str) -> None:
     """And those that transformers widens while it reads them; the error lists them."""
-    path = saved_as(tmp_path, QUANTISED[own])
-    if precision == own or (own == "fp8 checkpoint" and precision == "bf16"):
+    path = saved_as(tmp_path, QUANTISED[name])
+    if precision == name or (name == "fp8 checkpoint" and precision == "bf16"):
         assert loading_arguments(precision, path, {})
         return
-    with pytest.raises(ConfigError, match=f"for this checkpoint, whose weights are {own}") as caught:
+    with pytest.raises(ConfigError, match=f"for this checkpoint, whose weights are {name}") as caught:
         loading_arguments(precision, path, {})
     assert "'auto'" in caught.value.rule
-    assert (f"{own!r}" in caught.value.rule) == (own in PRECISIONS)
+    assert (f"{name!r}" in caught.value.rule) == (name in PRECISIONS)
 
 
 def test_auto_and_nothing_leave_a_quantised_checkpoint_to_transformers(tmp_path: Path) -> None:
     path = saved_as(tmp_path, QUANTISED["nf4"])
     assert loading_arguments(None, path, {"device_map": "cpu"}) == {"device_map": "cpu"}
     assert loading_arguments("auto", path, {}) == {"dtype": "auto"}
-
-
-@pytest.mark.wide
-def test_importing_bitsandbytes_looks_nothing_up_and_leaves_other_imports_alone(tmp_path: Path) -> None:
-    """With the package `kernels` installed it would fetch one from the hub; another thread may import it meanwhile."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip("bitsandbytes is not installed")
-    (tmp_path / "kernels.py").write_text("def get_kernel(*args, **kwargs): print('looked up a kernel at the hub')\n")
-    code = """
-import importlib, sys, threading, time
-failures, stop = [], threading.Event()
-
-def imports_kernels():
-    while not stop.is_set():
-        time.sleep(0.01)
-        sys.modules.pop("kernels", None)
-        try:
-            importlib.import_module("kernels")
-        except Exception as error:
-            failures.append(error)
-
-thread = threading.Thread(target=imports_kernels)
-thread.start()
-from hf_specdec.kernels.quantization import bnb
-bnb.load_bitsandbytes("a test")
-stop.set()
-thread.join()
-assert not failures, failures[0]
-assert [type(finder).__name__ for finder in sys.meta_path].count("_FindsCpuOps") == 0
-import bitsandbytes.backends.cpu.ops as ops
-assert type(ops.__loader__).__name__ == "_WithoutKernels"
-try:
-    ops.__builtins__["__import__"]("kernels")
-except ImportError as error:
-    assert "nothing up at the hub" in str(error)
-else:
-    raise AssertionError("the module could import kernels")
-"""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(hf_specdec.__file__).parents[1])]),
-    }
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "looked up" not in done.stdout
-
-
-def test_a_model_without_linear_layers_is_an_error(tmp_path: Path) -> None:
-    """Its output layer shares the embedding's weight, and there is no other."""
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    config = tf.LlamaConfig(**sizes, num_hidden_layers=0, tie_word_embeddings=True)
-    tf.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match='has none besides its output layer. Load it with "bf16"'):
-        load(tmp_path, precision="fp8")

@@ -1,7 +1,6 @@
 """Precisions: what this machine can do, what a checkpoint allows, and the arguments that ask transformers for it."""
 
 import copy
-import functools
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +12,23 @@ import transformers
 
 from hf_specdec.distributed.placement import default_device
 from hf_specdec.errors import ConfigError, MissingExtraError, unknown_name
-from hf_specdec.kernels.quantization.bnb import bnb_config, is_installed, load_bitsandbytes
-from hf_specdec.kernels.quantization.fp8 import METHOD, fp8_config, saved_here
-from hf_specdec.kernels.quantization.fp8_linear import MIN_CAPABILITY, multiplies_fp8
+from hf_specdec.kernels.quantization.bnb import layers_to_leave
 
 DTYPES: Mapping[str, torch.dtype | str] = MappingProxyType(
     {"auto": "auto", "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 )
-FROM_BNB = ("int8", "nf4")
-PRECISIONS = (*DTYPES, "fp8", *FROM_BNB)
+PACKAGES = MappingProxyType(  # of quantised precisions: name and extra
+    {"fp8": ("torchao", "fp8"), "int8": ("bitsandbytes", "bnb"), "nf4": ("bitsandbytes", "bnb")}
+)
+PRECISIONS = (*DTYPES, *PACKAGES)
+METHOD_PACKAGES = MappingProxyType(  # of checkpoints that are quantised already
+    {
+        "bitsandbytes": ("bitsandbytes", "bnb"),
+        "torchao": ("torchao", "fp8"),
+        "compressed-tensors": ("compressed_tensors", "fp8"),
+    }
+)
+FP8_CAPABILITY = (8, 9)  # of CUDA devices with FP8 matrix multiplication
 OTHER_NAMES = ("dtype", "torch_dtype", "quantization_config")  # of transformers, for the same thing
 PARALLEL = ("tp_plan", "tp_size", "distributed_config")
 # Formats that transformers can turn into ordinary weights while it reads them.
@@ -40,17 +47,12 @@ class Support:
 
 def machine_support() -> list[Support]:
     """Every precision but `"auto"`, with the reason."""
-    found = [Support(name, True, "torch") for name in DTYPES if name != "auto"]
-    found.append(Support("fp8", True, fp8_backend(default_device())))
-    return found + [_bnb_support(name) for name in FROM_BNB]
-
-
-def fp8_backend(device: torch.device) -> str:
-    """Describes how FP8 weights are multiplied on a device, and why."""
-    needed = ".".join(map(str, MIN_CAPABILITY))
-    if multiplies_fp8(device):
-        return f"FP8 matrix multiplication by row (compute capability {needed} or more)"
-    return f"weights widened to bf16 by this package: {device} is no CUDA device of compute capability {needed}"
+    support = [Support(name, True, "torch") for name in DTYPES if name != "auto"]
+    for precision, (package, extra) in PACKAGES.items():
+        works = importlib.util.find_spec(package) is not None
+        line = package if works else f'{package} is missing: pip install "hf_specdec[{extra}]"'
+        support.append(Support(precision, works, line))
+    return support
 
 
 def loading_arguments(
@@ -70,93 +72,112 @@ def loading_arguments(
     """
     if precision is not None and precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
-    given = {name: value for name, value in kwargs.items() if value is not None}
+    options = {name: value for name, value in kwargs.items() if value is not None}
     for name in OTHER_NAMES:
-        if precision is not None and name in given:
-            raise ConfigError(name, "must be unset with precision", given[name], "Give only one.")
-    _check_parallel(precision, given)
-    saved = _saved_config(path, given)
+        if precision is not None and name in options:
+            raise ConfigError(name, "must be unset with precision", options[name], "Give only one.")
+    _check_parallel(precision, options)
+    saved = _saved_config(path, options)
     if saved is not None:
-        _check_parallel(saved_precision(saved), given)
-        return {**kwargs, **_for_saved(precision, saved, path, given)}
+        _check_parallel(saved_precision(saved), options)
+        return {**kwargs, **_for_saved(precision, saved, path, options)}
     if precision is None:
         return dict(kwargs)
     if precision in DTYPES:
         return {**kwargs, "dtype": DTYPES[precision]}
+    _need(PACKAGES[precision], f"precision={precision!r}")
+    config = _quantization_config(precision, path, options, auto_class)
+    return {**kwargs, "dtype": torch.bfloat16, "quantization_config": config}
+
+
+def _quantization_config(precision: str, path: Any, options: Mapping[str, Any], auto_class: Any) -> Any:
+    """transformers' configuration for `"fp8"`, `"int8"` or `"nf4"`."""
+    is_for_cpu = _is_for_cpu(options)
     if precision == "fp8":
-        return {**kwargs, "dtype": torch.bfloat16, "quantization_config": fp8_config()}
-    load_bitsandbytes(f"precision={precision!r}")
-    support = _bnb_support(precision)
-    if not support.works:
-        raise ConfigError(
-            "precision", f"must be one of {_possible()} on this machine ({support.reason})", precision, ""
-        )
-    make = functools.partial(skeleton, auto_class, path, given) if _is_for_cpu(given) else None
-    return {**kwargs, "dtype": torch.bfloat16, "quantization_config": bnb_config(precision, make)}
+        places = options.get("device_map")
+        if isinstance(places, Mapping) and "disk" in places.values():
+            rule = "must not put weights on the disk that are quantised while they are read"
+            on_disk = {part: place for part, place in places.items() if place == "disk"}
+            raise ConfigError("device_map", rule, on_disk, 'Use precision="bf16" with it.')
+        from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, PerRow
+
+        if not is_for_cpu and multiplies_fp8(default_device()):
+            return transformers.TorchAoConfig(Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))
+        return transformers.TorchAoConfig(Float8WeightOnlyConfig())
+    if precision == "int8":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True)
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=layers_to_leave(skeleton(auto_class, path, options)) if is_for_cpu else None,
+    )
 
 
-def _is_for_cpu(given: Mapping[str, Any]) -> bool:
+def multiplies_fp8(device: torch.device) -> bool:
+    """Returns whether a device multiplies FP8 matrices itself."""
+    is_cuda = device.type == "cuda" and torch.version.cuda is not None
+    return is_cuda and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+def _is_for_cpu(options: Mapping[str, Any]) -> bool:
     """Returns whether a part of the model will lie in the CPU's memory."""
-    places = given.get("device_map")
+    places = options.get("device_map")
     named = places.values() if isinstance(places, Mapping) else [places]
     return default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
 
 
-def skeleton(auto_class: Any, path: Any, given: Mapping[str, Any]) -> Any:
+def skeleton(auto_class: Any, path: Any, options: Mapping[str, Any]) -> Any:
     """The model without weights.
 
     Args:
-        given: arguments of `from_pretrained`.
+        options: arguments of `from_pretrained`.
     """
-    config = _config_of(path, given)
+    config = _config_of(path, options)
     with torch.device("meta"):
-        return auto_class.from_config(config, **{k: v for k, v in given.items() if k == "trust_remote_code"})
+        return auto_class.from_config(config, **{k: v for k, v in options.items() if k == "trust_remote_code"})
 
 
 def saved_precision(saved: Mapping[str, Any]) -> str:
-    """The name of a checkpoint's `quantization_config`: a precision's where it is one, else its own."""
+    """The name of a checkpoint's `quantization_config`: a precision's where it is one, else that of its method."""
     method = str(saved.get("quant_method") or "bitsandbytes")
-    if method == "bitsandbytes":
-        if saved.get("load_in_8bit"):
-            return "int8"
-        kind = str(saved.get("bnb_4bit_quant_type") or "fp4")
-        return kind if kind == "nf4" else f"bitsandbytes {kind}"
-    return "fp8" if saved_here(saved) else f"{method} checkpoint"
+    if method == "torchao" and "Float8" in str(saved.get("quant_type")):
+        return "fp8"
+    if method != "bitsandbytes":
+        return f"{method} checkpoint"
+    if saved.get("load_in_8bit"):
+        return "int8"
+    kind = str(saved.get("bnb_4bit_quant_type") or "fp4")
+    return kind if kind == "nf4" else f"bitsandbytes {kind}"
 
 
-def _for_saved(precision: str | None, saved: Mapping[str, Any], path: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _for_saved(
+    precision: str | None, saved: Mapping[str, Any], path: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments for a checkpoint that is quantised already."""
-    own, method = saved_precision(saved), saved.get("quant_method")
-    if saved_here(saved) and precision in (None, "auto", "fp8") and "quantization_config" not in given:
-        fp8_config()
-        ours = {"quant_method": METHOD, "ignore": list(saved.get("ignore") or [])}
-        return {"config": _config_with(ours, path, given)}
-    _need_packages(own, method)
+    name, method = saved_precision(saved), saved.get("quant_method") or "bitsandbytes"
+    if method in METHOD_PACKAGES:
+        _need(METHOD_PACKAGES[method], f"a checkpoint in {name}")
     if precision is None:
         return {}
-    if precision in ("auto", own):
+    if precision in ("auto", name):
         return {"dtype": "auto"}
     dequantised = tuple(name for name in DTYPES if name != "auto") if method in DEQUANTISED else ()
     if precision in dequantised:
-        return {"dtype": DTYPES[precision], "config": _config_with({**saved, "dequantize": True}, path, given)}
-    allowed = dict.fromkeys(("auto", *((own,) if own in PRECISIONS else ()), *dequantised))
-    rule = f"must be one of {', '.join(map(repr, allowed))} for this checkpoint, whose weights are {own}"
+        config = copy.deepcopy(_config_of(path, options))
+        config.quantization_config = {**saved, "dequantize": True}
+        return {"dtype": DTYPES[precision], "config": config}
+    allowed = dict.fromkeys(("auto", *((name,) if name in PRECISIONS else ()), *dequantised))
+    rule = f"must be one of {', '.join(map(repr, allowed))} for this checkpoint, whose weights are {name}"
     raise ConfigError("precision", rule, precision, 'Load it with "auto", or take a checkpoint in full precision.')
 
 
-def _config_with(quantization_config: dict[str, Any], path: Any, given: Mapping[str, Any]) -> Any:
-    """The checkpoint's configuration with another word on its weights."""
-    config = copy.deepcopy(_config_of(path, given))
-    config.quantization_config = quantization_config
-    return config
-
-
-def _config_of(path: Any, given: Mapping[str, Any]) -> Any:
+def _config_of(path: Any, options: Mapping[str, Any]) -> Any:
     """The configuration in the arguments, which may be a folder or name of one, or the checkpoint's."""
-    config = given.get("config") or path
+    config = options.get("config") or path
     if isinstance(config, transformers.PreTrainedConfig):
         return config
-    return transformers.AutoConfig.from_pretrained(config, **_only(given, "trust_remote_code"))
+    return transformers.AutoConfig.from_pretrained(config, **_only(options, "trust_remote_code"))
 
 
 def dtype_after_widening(arguments: Mapping[str, Any]) -> torch.dtype | None:
@@ -172,55 +193,41 @@ def checkpoint_config(path: Any) -> Mapping[str, Any] | None:
     return _saved_config(path, {})
 
 
-def _saved_config(path: Any, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _saved_config(path: Any, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The checkpoint's `quantization_config`, if it has one."""
-    if "gguf_file" in given:
+    if "gguf_file" in options:
         return None
-    if "config" in given and isinstance(given["config"], transformers.PreTrainedConfig):
-        saved = getattr(given["config"], "quantization_config", None)
-        found = saved if isinstance(saved, Mapping) or saved is None else saved.to_dict()
+    if isinstance(options.get("config"), transformers.PreTrainedConfig):
+        saved = getattr(options["config"], "quantization_config", None)
+        saved = saved if isinstance(saved, Mapping) or saved is None else saved.to_dict()
     else:
-        content, _ = transformers.PreTrainedConfig.get_config_dict(path, **_only(given))
+        content, _ = transformers.PreTrainedConfig.get_config_dict(path, **_only(options))
         text = content.get("text_config")
-        found = content.get("quantization_config") or (text or {}).get("quantization_config")
-    return found if isinstance(found, Mapping) and found else None
+        saved = content.get("quantization_config") or (text or {}).get("quantization_config")
+    return saved if isinstance(saved, Mapping) and saved else None
 
 
-def _only(given: Mapping[str, Any], *more: str) -> dict[str, Any]:
-    return {name: given[name] for name in (*HUB_ARGUMENTS, *more) if name in given}
+def _only(options: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    return {name: options[name] for name in (*HUB_ARGUMENTS, *more) if name in options}
 
 
-def _check_parallel(precision: str | None, given: Mapping[str, Any]) -> None:
+def _check_parallel(precision: str | None, options: Mapping[str, Any]) -> None:
     """Tensor parallelism shards ordinary weights, and places them itself."""
-    used = next((name for name in PARALLEL if name in given), None)
+    used = next((name for name in PARALLEL if name in options), None)
     if used is None:
         return
-    if "device_map" in given:
+    if "device_map" in options:
         rule = f"must be unset with {used}, which places every shard itself"
-        raise ConfigError("device_map", rule, given["device_map"], "Give only one of the two.")
-    quantised = given.get("quantization_config", precision if precision not in DTYPES else None)
+        raise ConfigError("device_map", rule, options["device_map"], "Give only one of the two.")
+    quantised = options.get("quantization_config", precision if precision not in DTYPES else None)
     if quantised is not None:
         rule = "must be unset for quantised weights, which are not sharded"
         remedy = 'Use precision "bf16" with it, or device_map="auto" without it.'
-        raise ConfigError(used, rule, given[used], remedy)
+        raise ConfigError(used, rule, options[used], remedy)
 
 
-def _need_packages(own: str, method: Any) -> None:
-    if method == "bitsandbytes" or own in FROM_BNB:
-        load_bitsandbytes(f"a checkpoint in {own}")
-    if method == "compressed-tensors" and importlib.util.find_spec("compressed_tensors") is None:
-        raise MissingExtraError("compressed-tensors", "fp8", "a compressed-tensors checkpoint")
-
-
-def _bnb_support(precision: str) -> Support:
-    if not is_installed():
-        return Support(precision, False, 'bitsandbytes is missing: pip install "hf_specdec[bnb]"')
-    known: set[str] = getattr(load_bitsandbytes(precision), "supported_torch_devices", set())
-    device = default_device().type
-    if device not in known:
-        return Support(precision, False, f"the installed bitsandbytes does not know {device}")
-    return Support(precision, True, f"bitsandbytes on {device}")
-
-
-def _possible() -> str:
-    return ", ".join(repr(support.precision) for support in machine_support() if support.works)
+def _need(package: tuple[str, str], purpose: str) -> None:
+    """Raise a `MissingExtraError` where a package `(name, extra)` is not installed."""
+    name, extra = package
+    if importlib.util.find_spec(name) is None:
+        raise MissingExtraError(name, extra, purpose)

@@ -12,7 +12,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat import attention_implementation
-from hf_specdec.kernels.quantization.report import loaded_weights, num_parameters, precision_of
+from hf_specdec.kernels.quantization.weights import num_parameters, parameter_bytes, precision_of
 from hf_specdec.tools.bench.document import FORMAT
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.memory import how_measured
@@ -59,7 +59,7 @@ def model_facts(loaded: LoadedModel) -> dict[str, Any]:
             "name": loaded.name,
             "architecture": type(model).__name__,
             "parameters": num_parameters(model),
-            "bytes": loaded_weights(model).parameter_bytes,
+            "bytes": parameter_bytes(model),
             **loaded.facts,
         },
         "assistant": loaded.assistant_name,

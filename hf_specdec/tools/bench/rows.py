@@ -29,7 +29,7 @@ from hf_specdec.distributed.placement import is_placed, read_devices
 from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head, own_head_of
 from hf_specdec.errors import ConfigError, SpecError, unknown_name
-from hf_specdec.kernels.quantization.report import precision_of
+from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter

@@ -13,7 +13,7 @@ from transformers.generation import BaseStreamer
 
 from hf_specdec.compat import attention_implementation, input_device, max_positions
 from hf_specdec.errors import ConfigError, counted
-from hf_specdec.kernels.quantization.report import precision_of
+from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.speeds import EXACT_DTYPES

@@ -1,7 +1,6 @@
 """`hf-specdec info`: what a model can do here."""
 
 import platform
-import re
 from importlib import metadata
 from typing import Any
 
@@ -16,11 +15,10 @@ from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability, vocab_sizes
 from hf_specdec.engine.head_pairing import check_head
-from hf_specdec.errors import SpecError, counted
+from hf_specdec.errors import SpecError
 from hf_specdec.kernels import cpu, native
 from hf_specdec.kernels.quantization.precision import machine_support
-from hf_specdec.kernels.quantization.report import LoadedWeights, num_parameters, precision_of
-from hf_specdec.loading.auto import describe_weights
+from hf_specdec.kernels.quantization.weights import num_parameters, parameter_bytes, precision_of
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
@@ -45,19 +43,16 @@ def info(
 ) -> None:
     """Say what a model can do on this machine and why.
 
-    With --dtype, also how far the logits are from those of the checkpoint's own precision. With a draft model or head,
-    also whether the two go together.
+    With a draft model or head, also whether the two go together.
     """
     target = loading.load(model, dtype)
     loaded = target.model
-    found = describe_weights(loaded, compare=True)
     groups: dict[str, dict[str, Any]] = {
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
         "machine": _machine(),
         "model": _model(loaded),
         "capability": hf_specdec.capability(loaded).to_dict(),
         "plan": _plan(loaded, json=json),
-        "weights": found.to_dict() if json else _weights(found),
     }
     if model is None or draft_model is not None:
         draft = load_draft(draft_model, draft_dtype or dtype, None)
@@ -65,9 +60,7 @@ def info(
             groups |= {"draft head": _head(draft), "pair": _head_pair(loaded, draft)}
         else:
             translates = bool(draft_tokenizers(draft, draft_model, target.tokenizer))
-            drafts = describe_weights(draft, compare=True)
             groups |= {"draft model": _model(draft), "pair": _pair(loaded, draft, translates=translates)}
-            groups["draft weights"] = drafts.to_dict() if json else _weights(drafts)
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
     if json:
         print_json({**groups, "methods": aliases})
@@ -106,6 +99,7 @@ def _model(model: PreTrainedModel) -> dict[str, Any]:
         "architecture": type(model).__name__,
         "parameters": num_parameters(model),
         "dtype": precision_of(model),
+        "bytes": parameter_bytes(model),
         "devices": where_it_lies(model),
         "attention": attention_implementation(model.config),
     }
@@ -144,30 +138,3 @@ def _pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: bool) 
         "vocabularies": sizes,
         "tiers": [hf_specdec.capability(model).tier for model in (target, draft)],
     }
-
-
-def _weights(found: LoadedWeights) -> dict[str, Any]:
-    """Weights in megabytes, layers of one kind in one line."""
-    facts: dict[str, Any] = {
-        "precision": found.precision,
-        "parameters": _size(found.parameter_bytes),
-        "buffers": _size(found.buffer_bytes),
-    }
-    for group in found.layers:
-        facts[f"{group.kind}, {group.dtype}"] = f"{counted(group.count, 'layer')}, {_size(group.bytes)}"
-    for reason in dict.fromkeys(found.left.values()):
-        names = [re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name, own in found.left.items() if own == reason]
-        facts[f"left: {', '.join(dict.fromkeys(names))}"] = reason
-    if found.fp8_backend is not None:
-        facts["fp8 backend"] = found.fp8_backend
-    if found.error is not None:
-        error = found.error
-        facts["logit error"] = (
-            f"at most {error.max_abs:.3g}, mean KL {error.mean_kl:.3g} nats, the same likeliest token at "
-            f"{error.same_argmax:.1%} of {error.num_tokens} positions, against the checkpoint's own precision"
-        )
-    return facts
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"

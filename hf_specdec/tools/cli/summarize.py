@@ -9,7 +9,7 @@ import torch
 import typer
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.kernels.quantization.report import precision_of
+from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.cli import options

@@ -15,7 +15,7 @@ from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.errors import ConfigError, SpecError
-from hf_specdec.kernels.quantization.report import num_parameters, precision_of
+from hf_specdec.kernels.quantization.weights import num_parameters, precision_of
 from hf_specdec.loading import embedded
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import MethodState
