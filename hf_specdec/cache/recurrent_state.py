@@ -61,6 +61,10 @@ class StateCache:
             restore(self.model_cache, self._checkpoints[0][1])
             self._checkpoints.clear()
 
+    def forget(self, num_columns: int) -> None:
+        """As `rollback`: a state has no columns."""
+        self.rollback()
+
     def close(self) -> None:
         """The caller's cache was used all along."""
 

@@ -54,6 +54,9 @@ class RollbackCache(Protocol):
     def rollback(self) -> None:
         """Forget a forward that did not finish."""
 
+    def forget(self, num_columns: int) -> None:
+        """Forget the `num_columns` written since the last commit, and their numbers, which may not be finite."""
+
     def close(self) -> None:
         """Leave the caller's cache as plain generation would. Rows are equally long."""
 
@@ -147,6 +150,10 @@ class _AttentionRollback:
     def rollback(self) -> None:
         self.spec.rollback()
 
+    def forget(self, num_columns: int) -> None:
+        self.spec.rollback()
+        self.spec.clear_ahead(num_columns)
+
     def close(self) -> None:
         self.spec.export(self.original)
 
@@ -185,6 +192,9 @@ class _Cropped:
 
     def select(self, rows: Sequence[int]) -> None:
         raise NotImplementedError("convolution states stay together")
+
+    def forget(self, num_columns: int) -> None:
+        self.model_cache.crop(-num_columns)
 
     def rollback(self) -> None:
         """A half-written state stays half-written, as an interrupted forward leaves it in plain generation."""

@@ -294,6 +294,14 @@ class SpecCache(Cache):
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.set_lengths(self.lengths or (0,) * len(layer.lengths))
 
+    def clear_ahead(self, num_columns: int) -> None:
+        """Write zeros over so many columns after each row's text: attention may multiply hidden ones by 0."""
+        for layer in self._written:
+            for row, length in enumerate(self.lengths):
+                start = length - layer.offset
+                layer.keys[row, :, start : start + num_columns] = 0  # (heads, columns, head_dim)
+                layer.values[row, :, start : start + num_columns] = 0
+
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens of every row."""
         super().crop(tokens_to_remove)

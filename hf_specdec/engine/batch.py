@@ -77,6 +77,11 @@ class Batch:
                 found[place] = DraftTree.chain(sequence.text.tokens[-1], sequence.padding[:-1])
         return found
 
+    def without_drafts(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """Trees of a step whose sequences compute the next token alone; those that have ended keep their padding."""
+        rows = zip(self.sequences, trees, strict=True)
+        return [tree if one.finished else DraftTree.chain(tree.tokens[0]) for one, tree in rows]
+
     def admit(self, other: "Batch", place: int | None) -> None:
         """Take over the one sequence of `other`, whose prompt is read, in `place` or after the last."""
         self.target.admit(other.target, place)

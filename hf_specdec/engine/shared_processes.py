@@ -3,7 +3,7 @@
 Each class here is one of a single process with the exchange between the processes around it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class SharedStepRunner(StepRunner):
         with self.rank_sync.forward():
             return super()._prefill(batch)
 
-    def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
+    def _forward(self, batch: Batch, trees: list[DraftTree]) -> tuple[list[DraftTree], list[NodeOutputs], bool]:
         with self.rank_sync.forward():
             return super()._forward(batch, trees)
 

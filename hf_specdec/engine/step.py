@@ -98,7 +98,7 @@ class StepRunner:
         trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
         drafted = time.perf_counter()
         num_live = batch.num_live
-        outputs = self._forward(batch, trees)
+        trees, outputs, is_repeated = self._forward(batch, trees)
         verified = time.perf_counter()
         results = self._verify(batch, trees)
         committed = time.perf_counter()
@@ -106,7 +106,8 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        tells = budget is not None and before == self._compile_seconds  # a step that compiles tells nothing of costs
+        # A step that compiles, or computes twice, tells nothing of costs.
+        tells = budget is not None and before == self._compile_seconds and not is_repeated
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(
             self._record, sequences, trees, results, num_live, seconds, budget if tells else None
@@ -174,12 +175,24 @@ class StepRunner:
         ]
         return _worthwhile(batch, trees, budget)
 
-    def _forward(self, batch: Batch, trees: Sequence[DraftTree]) -> list[NodeOutputs]:
-        """Runs the target's forward over each tree's nodes."""
+    def _forward(self, batch: Batch, trees: list[DraftTree]) -> tuple[list[DraftTree], list[NodeOutputs], bool]:
+        """Runs the target's forward over each tree's nodes: again without the drafts where one of them spoils it.
+
+        Returns:
+            The trees that count, their outputs, and whether the forward was repeated.
+        """
         batch.target.forward(trees)
         self.finish()
         logits = batch.read(trees, begins_next=self.pipelines)
-        return [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
+        is_repeated = any(rows.is_spoiled for rows in logits)
+        if is_repeated:
+            batch.target.forget()
+            trees = batch.without_drafts(trees)
+            batch.target.forward(trees)
+            self.stats.num_forwards += 1
+            logits = batch.read(trees)
+        outputs = [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
+        return trees, outputs, is_repeated
 
     def _verify(self, batch: Batch, trees: Sequence[DraftTree]) -> list[VerifyResult]:
         """Choose every sequence's tokens and keep what was accepted; after an error, what was chosen before it."""

@@ -237,6 +237,11 @@ class ModelRunner(PromptForward):
         self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
         self._layouts = []
 
+    def forget(self) -> None:
+        """Forget what was written since the last commit, so that nothing of it reaches a later forward."""
+        self.cache.forget(len(self._layouts[0]))
+        self._layouts = []
+
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
         self.next_tokens = None

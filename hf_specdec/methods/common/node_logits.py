@@ -46,15 +46,19 @@ class NodeLogits:
         read: `(C, 1 + 2K)` of them: the best token, the best K tokens, their log probabilities; `None` where nothing
             has been read.
         chosen: the `(T, ...)` arrays that a `Choose` found for the nodes.
+
+    Attributes:
+        is_spoiled (`bool`): whether a column of the forward has NaN for all its logits. Attention multiplies the values
+            of hidden columns by 0, which makes NaN of those that are not finite, so no other column can be trusted.
     """
 
-    __slots__ = ("_host", "_own", "_read", "_whole", "chosen", "logits")
+    __slots__ = ("_host", "_own", "_read", "_whole", "chosen", "is_spoiled", "logits")
 
     def __init__(self, logits: torch.Tensor, read: Array | None = None, chosen: tuple[Array, ...] = ()) -> None:
         self.logits, self._read, self.chosen = logits, read, chosen
         self._host: Array | None = None
         self._whole: NodeLogits | None = None  # what this is rows `_own` of
-        self._own = ALL
+        self._own, self.is_spoiled = ALL, False
 
     def part(self, rows: slice) -> "NodeLogits":
         """Some of the rows. On an accelerator, what is read of them is read of all rows here, by one transfer."""
@@ -119,17 +123,34 @@ def read_rows(
         best: `(batch, C)`: the best tokens, where they are known.
     """
     parts, num_top = [logits[row, own] for row, own in enumerate(rows)], wanted.num_top
+    firsts = [logits[..., 0]] if logits.shape[1] > 1 else []  # (batch, C), of forwards with drafts
     if is_host(logits.device) and (best is None or num_top):
-        return [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
+        found = [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
+        return _marked(found, logits, [first.isnan().numpy() for first in firsts])
     choose = None if is_host(logits.device) else wanted.choose
     chosen = [(choose(row, part) if choose else None) or () for row, part in enumerate(parts)]
     columns = [] if num_top is None else _best_and_top(logits, num_top, best, wanted.first_of_equals)
-    host = read_tensors([*columns, *[tensor for found in chosen for tensor in found]])
+    host = read_tensors([*columns, *[tensor for tensors in chosen for tensor in tensors], *firsts])
     read = _columns([next(host) for _ in columns])
-    return [
-        NodeLogits(part, None if read is None else read[row, own], tuple([next(host) for _ in found]))
-        for row, (own, part, found) in enumerate(zip(rows, parts, chosen, strict=True))
+    found = [
+        NodeLogits(part, None if read is None else read[row, own], tuple([next(host) for _ in tensors]))
+        for row, (own, part, tensors) in enumerate(zip(rows, parts, chosen, strict=True))
     ]
+    return _marked(found, logits, [np.isnan(first) for first in host])
+
+
+def _marked(rows: list[NodeLogits], logits: torch.Tensor, are_nan: Sequence[Array]) -> list[NodeLogits]:
+    """Says of each row whether it is spoiled.
+
+    Args:
+        are_nan: `(batch, C)`: whether the first logit is no number, of forwards with drafts.
+    """
+    for are_first in are_nan:
+        if are_first.any():  # one logit may be NaN by itself, of a token that was never initialised
+            are_all = logits.isnan().all(dim=-1).any(dim=-1)  # (batch,)
+            for row, is_spoiled in zip(rows, are_all.tolist(), strict=True):
+                row.is_spoiled = is_spoiled
+    return rows
 
 
 def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:
