@@ -19,7 +19,7 @@ from hf_specdec.compat.modules import remove_output_hooks
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
-from hf_specdec.kernels.registry import check_attention
+from hf_specdec.kernels.attention import check_attention
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory

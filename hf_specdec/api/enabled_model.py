@@ -21,7 +21,7 @@ from hf_specdec.call.run import class_generate, generate_with, with_own_argument
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.kernels.registry import check_asked, register
+from hf_specdec.kernels.attention import check_attention, register
 
 _LOCK = threading.RLock()
 _OWN_RUNS_ON: ContextVar[Any] = ContextVar("_OWN_RUNS_ON", default=None)
@@ -102,7 +102,7 @@ class EnabledGenerationMixin(SpecGenerationMixin):
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         """Set the attention as transformers does, and refuse one of this package that the model cannot use."""
-        check_asked(cast(PreTrainedModel, self), attn_implementation)
+        check_attention(cast(PreTrainedModel, self), attn_implementation)
         return super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -11,18 +11,14 @@ from hf_specdec.call.rules.assisted import by_transformers
 from hf_specdec.call.rules.length import scaled_trees
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
-from hf_specdec.distributed.rank_sync import rank_sync_of
-from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import (
     compile_settings,
     holds_states,
     reason_against_compiling,
     reason_against_head,
-    reason_against_one_width,
     shapes_of,
 )
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
-from hf_specdec.kernels.key_order import why_unordered
 from hf_specdec.methods.common.draft_head import DraftHead
 
 NO_METHOD = CallPlan(way="plain", reason="no spec_method is given", method="plain", loop="transformers")
@@ -126,15 +122,9 @@ def _speculative(facts: Facts, request: Request, *, notes: tuple[str, ...] = (),
     )
 
 
-def _rounding_reason(
-    facts: Facts, request: Request, *, in_order: bool = False, is_compiled: bool = False, **_: Any
-) -> str | None:
+def _rounding_reason(facts: Facts, request: Request, *, is_compiled: bool = False, **_: Any) -> str | None:
     if request.is_assisted:
         return "transformers' loop computes by torch's kernels, which are chosen by the number of tokens"
-    if in_order:
-        return None
-    if why_unordered(facts.device) is None:
-        return _reason_against_order(facts, request)
     if is_compiled:
         return "a compiled forward has kernels for each number of tokens"
     if facts.shows_attentions:
@@ -153,9 +143,8 @@ def _shapes(facts: Facts, request: Request) -> dict[str, Any]:
     """Shapes of the forwards over a static cache, and whether they are compiled."""
     if not facts.has_static_cache or holds_states(facts.cache):
         return {}
-    in_order = _reason_against_order(facts, request) is None
-    widths, capacity = shapes_of(facts.call, _most_columns(request), in_order=in_order)
-    found: dict[str, Any] = {"widths": widths, "capacity": capacity, "is_compiled": False, "in_order": in_order}
+    widths, capacity = shapes_of(facts.call, 1 + request.budget + request.extra_columns)
+    found: dict[str, Any] = {"widths": widths, "capacity": capacity, "is_compiled": False}
     if compile_settings(facts.call) is None:
         return found
     if (reason := reason_against_compiling(facts.model)) is not None:
@@ -166,29 +155,6 @@ def _shapes(facts: Facts, request: Request) -> dict[str, Any]:
         note = () if reason is None else (f"{type(head).__name__} is not compiled: {reason}",)
         found |= {"is_head_compiled": reason is None, "notes": note}
     return found
-
-
-def _reason_against_order(facts: Facts, request: Request) -> str | None:
-    """Reason not to compute all forwards of a call at one width, with attention in the order of the text, or `None`."""
-    if (reason := why_unordered(facts.device)) is not None:
-        return reason
-    if not state_of(facts.model).plain_kernels:
-        return "kernels are chosen by the number of tokens; plain_kernels=True of enable leaves them no choice"
-    if not facts.has_static_cache or holds_states(facts.cache):
-        return "only forwards over a static cache of keys and values can have one width"
-    if compile_settings(facts.call) is None or reason_against_compiling(facts.model) is not None:
-        return "only compiled forwards have one width"
-    if facts.num_rows > 1 or not rank_sync_of(facts.model).is_alone:
-        return "only forwards of one row in one process have one width: batches get smaller"
-    if isinstance(facts.network(request), DraftHead):
-        return "a draft head reads hidden states, for which the target's forward has other kernels"
-    if (reason := reason_against_one_width(_most_columns(request))) is not None:
-        return reason
-    return facts.found.rounding_reason(facts.model, in_order=True)
-
-
-def _most_columns(request: Request) -> int:
-    return 1 + request.budget + request.extra_columns
 
 
 def _network(facts: Facts, request: Request) -> str | None:

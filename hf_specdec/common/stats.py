@@ -38,7 +38,6 @@ class CallPlan:
         widths (`tuple[int, ...]`): tokens of each row that forwards after the prompt have, over a static cache.
         capacity (`int`): columns of its buffers.
         is_compiled (`bool`): whether these forwards are compiled.
-        in_order (`bool`): whether their attention adds up in the order of the text, in trees too.
         is_head_compiled (`bool`): whether those of the draft head are, too.
         rounding_reason (`str | None`): why a token's logits may be rounded otherwise beside other tokens than alone, so
             that another token may be chosen where two are nearly alike; `None` where they are the same bits in every
@@ -59,7 +58,6 @@ class CallPlan:
     widths: tuple[int, ...] = ()
     capacity: int = 0
     is_compiled: bool = False
-    in_order: bool = False
     is_head_compiled: bool = False
     rounding_reason: str | None = None
     notes: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 Names                              Why
 `sdpa_attention_forward`           what is computed in another way here, unless somebody registers another function
-`causal_mask_function`             by it alone it is known that a mask hides no text, without looking at its values
 `eager_attention_forward`          of a model's own file: what soft-capping and attention sinks mean for that model; the
                                    core takes its place in this package's forwards
 `_can_set_attn_implementation`, `_supports_sdpa`, `_supports_attention_backend`
@@ -17,7 +16,6 @@ from typing import Any, cast
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function as causal_mask_function
 
 from hf_specdec.compat.generation import has_own_cache
 from hf_specdec.compat.masks import mask_function_of

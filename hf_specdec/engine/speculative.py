@@ -68,7 +68,7 @@ def decode_speculatively(
         keep_cache=bool(config.return_dict_in_generate) or compat.is_users_own(call.cache),
         hidden_layers=_read_layers(draft_runner),
         fixed=fixed_shapes(call, plan),
-        compiled=compiled_target(call, in_order=plan.in_order) if plan.is_compiled else None,
+        compiled=compiled_target(call) if plan.is_compiled else None,
         facts=call.facts,
     )
     _bind(draft_runner, target)

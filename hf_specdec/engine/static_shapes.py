@@ -21,7 +21,6 @@ from hf_specdec.forward.adapters import takes_positions
 from hf_specdec.forward.compiled_forward import (
     DRAFT_STEP,
     MODEL_STEP,
-    ORDERED_STEP,
     CompiledForward,
     CompiledShapes,
     StepKind,
@@ -35,7 +34,6 @@ GRAIN = 64  # the smallest capacity, and what capacities are multiples of
 ROUND_WIDTHS = 4  # columns of a head's round, over its widest forward: more make its buffers grow
 FLAT_WIDTHS = (1, 2, 16, 32, 64, 96)  # an accelerator computes any number of tokens up to each in about the same time
 FLAT_TOKENS = 128  # of all rows, in about the time of one
-ORDERED_WIDTH = FLAT_WIDTHS[-1]  # of all forwards where a token is rounded the same in each
 SERVING_WIDTH = FLAT_WIDTHS[1]  # of the graph in which one token runs at first
 
 
@@ -55,25 +53,17 @@ def holds_states(cache: Any) -> bool:
     return any(isinstance(layer, compat.LinearAttentionLayer) for layer in cache.layers)
 
 
-def shapes_of(call: Call, width: int, *, in_order: bool = False) -> tuple[tuple[int, ...], int]:
+def shapes_of(call: Call, width: int) -> tuple[tuple[int, ...], int]:
     """Widths of the forwards and columns of the buffers of a call over a static cache.
 
     Args:
         width (`int`): most tokens of a row in one forward.
-        in_order (`bool`): whether all forwards have `ORDERED_WIDTH`.
     """
     # A forward that the caller compiled counts its shapes together, and torch gives up after a few.
     on_host = is_host(call.model.device)
     widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, on_host)
-    if in_order:
-        widths = (ORDERED_WIDTH,)
     beyond = widths[-1] if on_host else max(widths[-1], FLAT_WIDTHS[-1])  # methods share their graphs and buffers
     return widths, capacity_for(max(longest_cache(call), call.cache.get_max_length()) + beyond)
-
-
-def reason_against_one_width(width: int) -> str | None:
-    """Reason why forwards of up to `width` tokens cannot all have `ORDERED_WIDTH`; `None` where they can."""
-    return f"a step may have {width} tokens, more than {ORDERED_WIDTH}" if width > ORDERED_WIDTH else None
 
 
 def fixed_shapes(call: Call, plan: CallPlan) -> FixedShapes | None:
@@ -122,12 +112,11 @@ def reason_against_compiling(model: PreTrainedModel) -> str | None:
     return None if rotary_of(model) is None else HIDDEN_LENGTH
 
 
-def compiled_target(call: Call, *, in_order: bool = False) -> CompiledForward:
+def compiled_target(call: Call) -> CompiledForward:
     """Compiled forward of the target, for a call whose plan compiles it."""
     settings = compile_settings(call)
     assert settings is not None
-    kind = ORDERED_STEP if in_order else MODEL_STEP
-    return state_of(call.model).compiled_forward(call.model, settings, kind)
+    return state_of(call.model).compiled_forward(call.model, settings, MODEL_STEP)
 
 
 @dataclass(frozen=True, slots=True)

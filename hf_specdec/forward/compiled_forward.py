@@ -19,12 +19,10 @@ from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.forward.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
 from hf_specdec.forward.graph_masks import TREE, TREE_DIMS, with_masks
-from hf_specdec.kernels.key_order import in_order
 
 __all__ = [
     "DRAFT_STEP",
     "MODEL_STEP",
-    "ORDERED_STEP",
     "CompiledForward",
     "CompiledShapes",
     "ForwardWidths",
@@ -72,20 +70,8 @@ def _model_step(model: Any) -> Step:
     return step
 
 
-def _ordered_step(model: Any) -> Step:
-    """A model's forward with attention in the order of the text."""
-    step = _model_step(model)
-
-    def ordered(**inputs: Any) -> tuple[Any, torch.Tensor]:
-        found = with_masks(inputs)
-        return step(**{**found, "attention_mask": in_order(found["attention_mask"])})
-
-    return ordered
-
-
 TOKEN_DIMS = dict.fromkeys(("input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids"), 1)
 MODEL_STEP = StepKind(_model_step, {**TOKEN_DIMS, "position_ids": -1, "attention_mask": 2}, makes_masks=True)
-ORDERED_STEP = StepKind(_ordered_step, MODEL_STEP.width_dims, makes_masks=True)
 DRAFT_STEP = StepKind(_model_step, MODEL_STEP.width_dims)  # whose trees grow: later columns see more than each other
 
 

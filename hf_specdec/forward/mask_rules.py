@@ -13,7 +13,6 @@ import torch
 
 from hf_specdec.common.transfer import Array, HostArrays, additive_bits, to_device
 from hf_specdec.forward.tree_rows import TreeRows
-from hf_specdec.kernels.masks import mark_open
 
 Kind = str | None  # of layer; `None` where all layers have one mask
 Masks = dict[Kind, torch.Tensor]
@@ -97,7 +96,7 @@ class RuleMasks:
         text = self._keys(num_keys, rows.device) < columns.starts  # (batch, 1, 1, K)
         if padding is not None:
             text[..., : padding.shape[1]].logical_and_(padding[:, None, None])
-        return {kind: self._anywhere(rows, kind, columns, text, padding is None) for kind in self.windows}
+        return {kind: self._anywhere(rows, kind, columns, text) for kind in self.windows}
 
     def tree_arrays(self, rows: TreeRows) -> list[Array]:
         """All that `tree` is made of but the columns, to be brought to the rows' device."""
@@ -140,25 +139,19 @@ class RuleMasks:
         window, text = self.windows[kind], rows.length - num_columns
         if window is None or rows.first_within(window).max() <= 0:
             shown, _ = self._ends_on(rows.device)
-            before, mark = shown.expand(batch, 1, num_queries, text), text
+            before = shown.expand(batch, 1, num_queries, text)
         else:
             seen = self._keys(text, rows.device) >= columns.firsts[window]
-            before, mark = seen if self.dtype == torch.bool else torch.where(seen, *self._ends_on(rows.device)), 0
-        mask = torch.cat([before, columns.blocks[kind]], dim=-1)
-        mark_open(mask, mark)
-        return mask
+            before = seen if self.dtype == torch.bool else torch.where(seen, *self._ends_on(rows.device))
+        return torch.cat([before, columns.blocks[kind]], dim=-1)
 
-    def _anywhere(
-        self, rows: TreeRows, kind: Kind, columns: _Columns, text: torch.Tensor, is_open: bool
-    ) -> torch.Tensor:
+    def _anywhere(self, rows: TreeRows, kind: Kind, columns: _Columns, text: torch.Tensor) -> torch.Tensor:
         """Mask where each row's columns follow its own text."""
         window = self.windows[kind]
         if window is not None:
             text = (self._keys(text.shape[-1], rows.device) >= columns.firsts[window]).logical_and_(text)
         mask = self._filled(text.expand(-1, -1, rows.shape[1], -1))
         mask.scatter_(3, columns.places.expand(-1, -1, rows.shape[1], -1), columns.blocks[kind])
-        if is_open and window is None:
-            mark_open(mask, rows.common)
         return mask
 
     def _filled(self, seen: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.transfer import HostArrays
-from hf_specdec.compat.attention import causal_mask_function, takes_tensor_masks
+from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
 from hf_specdec.forward.tree_rows import TreeRows
-from hf_specdec.kernels.masks import additive, mark_open
+from hf_specdec.kernels.masks import additive
 
 MaskFunction = Callable[..., torch.Tensor]
 _Seen = list[tuple[Any, MaskFunction, int | None]]  # what mask functions returned, of which rule, of which window
@@ -170,8 +170,6 @@ def tree_mask(
     )
     if not use_vmap:
         config.hf_specdec_seen.append((mask, mask_function, kwargs.get("local_size")))
-    if mask_function is causal_mask_function and kwargs.get("attention_mask") is None:
-        mark_open(mask, rows.common - int(kwargs.get("kv_offset", 0)))
     return mask
 
 

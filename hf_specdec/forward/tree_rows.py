@@ -24,7 +24,6 @@ class TreeRows:
         shape (`tuple[int, int, int]`): batch, Q and C.
         same_start (`bool`): whether all rows are equally long and the columns are the last ones of the buffers.
         length (`int`): columns of the longest row, those of its text counted.
-        common (`int`): columns from the first on that are text in all rows; 0 where shapes may not depend on it.
         host_starts, host_depths, host_visible (`ndarray`): `(batch,)`, `(batch, C)` and `(batch, Q, C)` bool.
     """
 
@@ -44,7 +43,6 @@ class TreeRows:
         self.shape = (batch, num_queries, num_columns)
         self.same_start = not fixed and min(starts) == max(starts)
         self.length = max(starts) + len(depths[0])
-        self.common = 0 if fixed else min(starts)
 
     @functools.cached_property
     def visible(self) -> torch.Tensor:

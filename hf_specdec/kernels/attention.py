@@ -1,4 +1,7 @@
-"""An attention function in transformers' sense over one kernel, and torch's or the model's own where it has none.
+"""`attn_implementation="xformers"`: one kernel as attention function, and torch's or the model's own where it has none.
+
+register()                                      # cheap; imports no xformers
+check_attention(model)                          # refuses a model that has it and cannot use it
 
 What a model asks of its attention beyond scaled scores and a mask (soft-capping, sinks) only its own function knows.
 What the kernel cannot do goes to torch's, and the reason is said once.
@@ -6,18 +9,26 @@ What the kernel cannot do goes to torch's, and the reason is said once.
 
 import inspect
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from hf_specdec.compat import mask_function_of
-from hf_specdec.compat.attention import attention_function_of, causal_mask_function, eager_attention_of
-from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.kernels.layout import LONG_TEXT, Kernel, attend, fits
-from hf_specdec.kernels.masks import additive, mark_open, prepared
+from hf_specdec.compat import attention_implementation, mask_function_of, register_mask_function
+from hf_specdec.compat.attention import (
+    attention_function_of,
+    can_set_attention,
+    eager_attention_of,
+    register_attention,
+)
+from hf_specdec.errors import ConfigError, UnsupportedModelError
+from hf_specdec.kernels.grouped import fits
+from hf_specdec.kernels.masks import additive, prepared
+from hf_specdec.kernels.xformers import XformersKernel, attend, check_installed
 
 logger = logging.getLogger("hf_specdec")
+
+NAME = "xformers"
 
 # Arguments that change the result and that torch's attention refuses or, worse, ignores.
 ONLY_EAGER = ("softcap", "s_aux", "sinks")
@@ -32,12 +43,11 @@ class KernelAttention:
 
     Args:
         name (`str`): what users call it, for the log.
-        long_text (`int`, *optional*, defaults to `2048`): columns that all queries see from which on they are computed
-            apart.
+        kernel (`XformersKernel`): it, or one with its methods.
     """
 
-    def __init__(self, name: str, kernel: Kernel, *, long_text: int = LONG_TEXT) -> None:
-        self.name, self.kernel, self.long_text = name, kernel, long_text
+    def __init__(self, name: str, kernel: Any) -> None:
+        self.name, self.kernel = name, kernel
         self._said: set[str] = set()
         self._without_kernel: dict[tuple[Any, ...], str] = {}
 
@@ -78,9 +88,9 @@ class KernelAttention:
             )
             return output
         if not hides_future and (attention_mask is None or fits(query, key, value, attention_mask)):
-            found = self._by_kernel(query, key, value, attention_mask, dropout, scaling, kwargs)
-            if found is not None:
-                return found, None
+            result = self._by_kernel(query, key, value, attention_mask, dropout, scaling, kwargs)
+            if result is not None:
+                return result, None
         sdpa = attention_function_of("sdpa")
         assert sdpa is not None
         attended: tuple[torch.Tensor, torch.Tensor | None] = sdpa(
@@ -106,7 +116,7 @@ class KernelAttention:
         reason = reason or self._without_kernel.get(kind) or self.kernel.reason_against(query, key, value)
         if reason is None:
             try:
-                return attend(self.kernel, query, key, value, mask, scaling, self.long_text)
+                return attend(self.kernel, query, key, value, mask, scaling)
             except NotImplementedError as error:
                 reason = self._without_kernel[kind] = " ".join(str(error).split())
         if reason not in self._said:
@@ -115,33 +125,54 @@ class KernelAttention:
         return None
 
 
-def kernel_mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> Any:
-    """A mask function in transformers' sense: that of torch's attention, noting how much text all queries see."""
+def kernel_mask(*, q_length: int, kv_length: int, **kwargs: Any) -> Any:
+    """A mask function in transformers' sense: that of torch's attention, also made where a static cache begins.
+
+    There the last keys are not the text's, so that a missing mask would mean something else.
+    """
     make = mask_function_of("sdpa")
     assert make is not None
-    if q_length not in (1, kv_length):  # the first forward over a static cache: the last keys are not the text's
+    if q_length not in (1, kv_length):
         kwargs["allow_is_causal_skip"] = False
-    mask = make(
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        **kwargs,
-    )
-    if mask_function is causal_mask_function and attention_mask is None and isinstance(q_offset, int):
-        mark_open(mask, q_offset - kv_offset)
-    return mask
+    return make(q_length=q_length, kv_length=kv_length, **kwargs)
+
+
+def register(attention: KernelAttention | None = None) -> None:
+    """Offer an attention, xformers' unless another is given, and its masks to all models under its name; once.
+
+    The mask function is as needful as the attention: without one, transformers hands models no mask at all.
+    """
+    name = NAME if attention is None else attention.name
+    if attention_function_of(name) is None:
+        register_attention(name, attention or KernelAttention(NAME, XformersKernel()))
+    if mask_function_of(name) is None:
+        register_mask_function(name, kernel_mask)
+
+
+def asks_for_xformers(attn_implementation: Any) -> bool:
+    """Returns whether a value of `attn_implementation`, a name or a dict of them, has ours in it."""
+    if isinstance(attn_implementation, dict):
+        return any(map(asks_for_xformers, attn_implementation.values()))
+    return bool(attn_implementation == NAME)
+
+
+def check_attention(model: PreTrainedModel, attn_implementation: Any = None) -> None:
+    """Make `model.set_attn_implementation` know our name, and refuse it where the model cannot use it. Idempotent.
+
+    Args:
+        attn_implementation (`str` or `dict`, *optional*, defaults to the model's): what is asked for.
+
+    Raises:
+        MissingExtraError: xformers is not installed.
+        ConfigError: the model's attention does not go through transformers' interface.
+    """
+    register()
+    if not asks_for_xformers(attn_implementation or attention_implementation(model.config)):
+        return
+    check_installed()
+    if not can_set_attention(model):
+        rule = f"must be one that {type(model).__name__} has: its attention, or a part of it, is its own code"
+        raise ConfigError("attn_implementation", rule, NAME, "Leave it out for this model.")
 
 
 def _reason_against(
@@ -163,17 +194,17 @@ def _reason_against(
 
 def _only_eager(module: torch.nn.Module, kwargs: dict[str, Any]) -> str | None:
     """An argument that only the model's own function knows, if there is one."""
-    given = [name for name, value in kwargs.items() if value is not None]
+    names = [name for name, value in kwargs.items() if value is not None]
     for name in (*CHOSEN_KEYS, *ONLY_EAGER):
-        if name in given:
+        if name in names:
             return name
     eager = eager_attention_of(module)
     if eager is None:
         return None
-    return next((name for name in given if _is_named_by(eager, name)), None)
+    return next((name for name in names if _is_named_by(eager, name)), None)
 
 
-def _is_named_by(function: Callable[..., Any], name: str) -> bool:
+def _is_named_by(function: Any, name: str) -> bool:
     """Returns whether a model's own attention function names an argument that is not heeded here."""
     code = inspect.unwrap(function).__code__
     return name not in HEEDED and name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

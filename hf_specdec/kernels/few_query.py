@@ -31,11 +31,12 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.eager import what_it_reads
 from hf_specdec.kernels.grouped import can_fold, folded
-from hf_specdec.kernels.key_order import FOREIGN, attended_in_order, is_key_order
 from hf_specdec.kernels.own_forward import here as blocks
 from hf_specdec.kernels.products import Watch
 
 NAME = "sdpa"
+# Arguments that change the result and that only transformers' function knows.
+FOREIGN = ("position_bias", "cache", "softcap")
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -152,8 +153,6 @@ class _Attention:
         foreign = FOREIGN if bias is None else FOREIGN[1:]
         packed = None if torch.compiler.is_compiling() else _here.packed
         is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
-        if is_known and attention_mask is not None and is_key_order(attention_mask):
-            return attended_in_order(query, key, value, attention_mask, scaling, dropout=dropout, **kwargs), None
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in foreign) or kwargs.get("output_attentions")
         )

@@ -9,7 +9,6 @@ sums may be rounded in another order.
 import torch
 
 from hf_specdec.common.transfer import is_host
-from hf_specdec.kernels.layout import fits
 from hf_specdec.kernels.masks import additive, prepared
 
 
@@ -28,6 +27,20 @@ def can_fold(
     if torch.compiler.is_compiling():
         return True
     return is_host(query.device) and query.shape[2] > 1 and fits(query, key, value, mask)
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> bool:
+    """True if a folded mask takes no more room than the copies of keys and values that folding saves.
+
+    The mask grows with the number of queries: beyond some hundreds, a padded prompt's, copying is the smaller evil.
+    """
+    batch, num_heads, num_queries, head_dim = query.shape
+    if mask.dim() != 4 or mask.shape[-2:] != (num_queries, key.shape[2]):
+        return False
+    groups = num_heads // key.shape[1]
+    copies = batch * num_heads * (head_dim + value.shape[-1])
+    rows = mask.shape[0] * num_queries * (groups if mask.shape[1] == 1 else num_heads)
+    return mask.shape[0] in (1, batch) and mask.shape[1] in (1, num_heads) and rows <= copies
 
 
 def folded(

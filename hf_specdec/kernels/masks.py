@@ -18,20 +18,7 @@ class _Notes:
     """Notes on a mask as it was at `version`."""
 
     version: int
-    open_columns: int = 0
     made: dict[Hashable, torch.Tensor] = field(default_factory=dict)
-
-
-def mark_open(mask: object, columns: int) -> None:
-    """Note that every query of every row sees the first `columns` keys. What is no tensor is left as it is."""
-    if isinstance(mask, torch.Tensor) and (notes := _notes_of(mask)) is not None:
-        notes.open_columns = columns
-
-
-def open_columns(mask: torch.Tensor) -> int:
-    """Number of keys, from the first on, that every query is known to see; 0 where nothing is known."""
-    notes = _notes_of(mask)
-    return 0 if notes is None else notes.open_columns
 
 
 def prepared(mask: torch.Tensor, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:

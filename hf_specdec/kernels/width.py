@@ -10,44 +10,32 @@ from hf_specdec.compat.modules import parameters_of
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers
-from hf_specdec.kernels.key_order import why_unordered
-from hf_specdec.kernels.linear import FORWARDS
 
 
-def reason_for_width(model: PreTrainedModel, *, in_order: bool = False) -> str | None:
+def reason_for_width(model: PreTrainedModel) -> str | None:
     """Reason why forwards of several tokens may round otherwise than forwards of one.
 
     `None` where the core computes every sum over a token's numbers and over the keys that it sees, each in one order.
     What it has no kernel for, such as attention that a model's own code adds up, only a trial forward shows.
-
-    Args:
-        in_order (`bool`): whether all forwards have one width, and attention adds up in the order of the text. Then
-            `None` where each operation computes its tokens alike.
     """
     if model.dtype == torch.float32:
         return "in fp32 the faster kernel computes each number of tokens, and sums have other orders"
-    if in_order:
-        if (reason := why_unordered(model.device)) is not None:
-            return reason
-    elif not is_host(model.device):
+    if not is_host(model.device):
         return f"on {model.device.type} a kernel is chosen by the number of tokens"
-    elif (reason := cpu.why_unused()) is not None:
+    if (reason := cpu.why_unused()) is not None:
         return f"torch chooses a kernel by the number of tokens: {reason}"
     if is_compiled(model):
         return "a compiled forward has kernels for each number of tokens"
-    known_names = MASKED[:1] if in_order else MASKED
-    if (name := attention_implementation(model.config)) not in known_names and not has_states_alone(model):
+    if (name := attention_implementation(model.config)) not in MASKED and not has_states_alone(model):
         return f'{name!r} attention rounds by the number of tokens; attn_implementation="sdpa" does not'
-    known = {forward.module for forward in FewTokenLayers(model).forwards}
-    if in_order:
-        known = {module for module in modules_of(model) if type(module) in FORWARDS}
+    replaced = {forward.module for forward in FewTokenLayers(model).forwards}
     prompts_alone = _encoder_modules(model)
     for module in modules_of(model):
         if module in prompts_alone:
             continue
-        is_known = module in known or isinstance(module, torch.nn.Embedding)
-        is_known = is_known or (isinstance(module, torch.nn.Conv1d) and not in_order)  # a trial forward shows its use
-        if not is_known and _multiplies(module):
+        # Of a convolution a trial forward shows the use.
+        is_alike = module in replaced or isinstance(module, torch.nn.Embedding | torch.nn.Conv1d)
+        if not is_alike and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None
 

@@ -22,6 +22,7 @@ from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name
+from hf_specdec.kernels.attention import asks_for_xformers
 from hf_specdec.kernels.quantization.bnb import prepare
 from hf_specdec.kernels.quantization.precision import (
     DTYPES,
@@ -31,7 +32,6 @@ from hf_specdec.kernels.quantization.precision import (
     skeleton,
 )
 from hf_specdec.kernels.quantization.weights import precision_of
-from hf_specdec.kernels.registry import asks_for_xformers
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
 from hf_specdec.methods.common.draft_head import DraftHead

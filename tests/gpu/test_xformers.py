@@ -9,9 +9,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat.attention import attention_function_of
-from hf_specdec.kernels.layout import LONG_TEXT, attend, fold_queries
-from hf_specdec.kernels.masks import mark_open
-from hf_specdec.kernels.xformers import XformersKernel
+from hf_specdec.kernels.xformers import XformersKernel, attend
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.kernels.families import OFFERED, family_model, padded
@@ -37,34 +35,9 @@ def on_gpu(*given: torch.Tensor) -> list[torch.Tensor]:
 def test_masked_attention_is_torch_s(heads: str, dtype: str, queries: int, head_dim: int) -> None:
     given = tensors(heads, dtype, queries=queries, keys=queries + 301, head_dim=head_dim, value_dim=head_dim)
     query, key, value, mask = on_gpu(*given, tree_mask(2, queries, queries + 301, text=3))
-    output = attend(XformersKernel(), query, key, value, mask, 0.3, LONG_TEXT)
+    output = attend(XformersKernel(), query, key, value, mask, 0.3)
     wanted = expected(query, key, value, mask)
     torch.testing.assert_close(output.float(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("keys", [65, 4099])
-@pytest.mark.parametrize("queries", [1, 5, 64])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS)
-def test_text_and_tree_apart_are_the_whole(heads: str, dtype: str, queries: int, keys: int) -> None:
-    """FlashAttention over the text, CUTLASS over the tree, their logarithms in the same base."""
-    given = tensors(heads, dtype, queries=queries, keys=keys, head_dim=64, value_dim=64)
-    query, key, value, mask = on_gpu(*given, tree_mask(2, queries, keys, text=keys - queries))
-    mark_open(mask, keys - queries)
-    output = attend(XformersKernel(), query, key, value, mask, 0.3, 1)
-    wanted = expected(query, key, value, mask)
-    torch.testing.assert_close(output.float(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_log_sum_exp_is_natural_and_has_no_padding(dtype: str) -> None:
-    query, key, value = on_gpu(*tensors("mha", dtype, head_dim=64, value_dim=64))
-    scores = torch.einsum("bhmd,bhkd->bhmk", query.float(), key.float()) * 0.3
-    folded, key, value = fold_queries(query, 4), key.transpose(1, 2), value.transpose(1, 2)
-    bias = torch.zeros(2, 4, 5, 24, dtype=query.dtype, device="cuda")[..., :23]
-    for given in (None, bias):
-        _, lse = XformersKernel()(folded, key, value, given, 0.3)
-        torch.testing.assert_close(lse.float(), scores.logsumexp(-1), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("family", OFFERED)
@@ -100,26 +73,3 @@ def test_the_kernel_is_used_and_trees_are_found(
         assert hf_specdec.capability(model).tier == "tree"
         model.generate(PROMPT.cuda(), max_new_tokens=16, do_sample=False, spec_method="prompt_lookup")
     assert not [record for record in caplog.records if record.getMessage().startswith(SAID)]
-
-
-def test_a_long_text_is_computed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the threshold, in fp32."""
-    model = copy.deepcopy(family_model("qwen2"))
-    model.config.max_position_embeddings = 8192
-    model = model.cuda()
-    ids = torch.randint(3, 120, (1, LONG_TEXT + 500), device="cuda")
-    wanted = plain(model, ids, max_new_tokens=12, do_sample=False)
-    model.set_attn_implementation("xformers")
-    widths: list[tuple[int, bool]] = []
-    call = XformersKernel.__call__
-
-    def spy(self: Any, query: Any, key: Any, value: Any, bias: Any, scale: float) -> Any:
-        widths.append((key.shape[1], bias is not None))
-        return call(self, query, key, value, bias, scale)
-
-    monkeypatch.setattr(XformersKernel, "__call__", spy)
-    texts = wanted[0].tolist()
-    output = model.generate(ids, max_new_tokens=12, do_sample=False, spec_method=lambda: RandomTreeDrafter(texts))
-    assert torch.equal(output, wanted)
-    assert any(width > LONG_TEXT and not biased for width, biased in widths)
-    assert any(width < 100 and biased for width, biased in widths)

@@ -11,9 +11,7 @@ from transformers import AttentionInterface, PreTrainedModel, modeling_flash_att
 from transformers.integrations import flash_attention as integration
 
 from hf_specdec.compat.attention import attention_function_of
-from hf_specdec.kernels.attention import KernelAttention
-from hf_specdec.kernels.layout import LONG_TEXT
-from hf_specdec.kernels.registry import register
+from hf_specdec.kernels.attention import KernelAttention, register
 
 NAME = "flash_attention_2"
 
@@ -126,14 +124,14 @@ class StrictKernel:
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor:
         self.calls.append((query.shape[1], key.shape[1], bias is not None))
         self.check(query, key, value, bias)
         scores = torch.einsum("bmhd,bkhd->bhmk", query.float(), key.float()) * scale
         if bias is not None:
             scores = scores + bias.float()
         output = torch.einsum("bhmk,bkhd->bmhd", scores.softmax(dim=-1), value.float())
-        return output.to(query.dtype), scores.logsumexp(dim=-1)
+        return output.to(query.dtype)
 
     def check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The operator's rules, as xformers states them."""
@@ -153,8 +151,8 @@ class StrictKernel:
         assert bias.isfinite().all()
 
 
-def strict_attention(name: str, *, long_text: int = LONG_TEXT) -> Any:
+def strict_attention(name: str) -> Any:
     """The attention of a strict kernel under `name`, registered once for all tests."""
     if attention_function_of(name) is None:
-        register(KernelAttention(name, StrictKernel(), long_text=long_text))
+        register(KernelAttention(name, StrictKernel()))
     return attention_function_of(name)

@@ -16,7 +16,7 @@ import hf_specdec
 from tests.helpers.attention import strict_attention
 from tests.helpers.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, SEQ2SEQ, Family, build
 
-__all__ = ["ATTENTIONS", "OFFERED", "REFUSED", "WITHOUT_KERNEL", "family_model", "implementation", "padded", "strict"]
+__all__ = ["OFFERED", "REFUSED", "STRICT", "WITHOUT_KERNEL", "family_model", "implementation", "padded"]
 
 WIDE = {"hidden_size": 64, "head_dim": 16}  # heads that half precision takes too
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -45,8 +45,7 @@ OFFERED = [name for name in ALL if name not in REFUSED]
 # Families without a layer for the kernel: soft-capping and sinks go to the model's own function, biases of each layer's
 # own to torch's.
 WITHOUT_KERNEL = ("gemma2", "gpt_oss", "t5")
-# The text apart from the tree, or everything at once; the second is long beyond any text here.
-ATTENTIONS = {"strict": 1 << 20, "strict_long": 4}
+STRICT = "strict"
 
 
 @functools.cache
@@ -57,16 +56,11 @@ def family_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return hf_specdec.enable(model.to(dtype))
 
 
-def strict(name: str) -> Any:
-    """The strict kernel's attention of that name."""
-    return strict_attention(name, long_text=ATTENTIONS[name])
-
-
 @contextlib.contextmanager
 def implementation(model: Any, name: str) -> Iterator[Any]:
     """The model with another attention, and afterwards with its own again."""
-    if name in ATTENTIONS:
-        strict(name).kernel.calls.clear()
+    if name == STRICT:
+        strict_attention(name).kernel.calls.clear()
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:

@@ -22,8 +22,7 @@ from transformers.utils import logging as transformers_logging
 import hf_specdec
 from hf_specdec import UnsupportedModelError
 from hf_specdec.compat.attention import can_set_attention
-from hf_specdec.kernels.attention import KernelAttention
-from hf_specdec.kernels.registry import register
+from hf_specdec.kernels.attention import KernelAttention, register
 from tests.helpers.attention import StrictKernel, flash_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, inputs, kinds_of, varied
@@ -135,7 +134,7 @@ class Watched(KernelAttention):
     """The strict kernel's attention, and who computed the layers under it."""
 
     def __init__(self) -> None:
-        super().__init__("strict_findings", StrictKernel(), long_text=4)
+        super().__init__("strict_findings", StrictKernel())
         self.num_calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

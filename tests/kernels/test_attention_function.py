@@ -38,7 +38,7 @@ def sdpa(module: torch.nn.Module, **kwargs: Any) -> torch.Tensor:
 
 @pytest.fixture
 def attention() -> KernelAttention:
-    return KernelAttention("strict", StrictKernel(), long_text=4)
+    return KernelAttention("strict", StrictKernel())
 
 
 def test_a_masked_call_is_the_kernel_s(attention: KernelAttention) -> None:
@@ -81,6 +81,7 @@ def test_a_static_cache_s_first_mask_is_made() -> None:
     """Its last keys are not the text's, so that a missing mask would mean something else."""
     mask = kernel_mask(batch_size=1, q_length=3, kv_length=8)
     assert mask[0, 0].tolist() == torch.ones(3, 8).tril().bool().tolist()
+    assert kernel_mask(batch_size=1, q_length=3, kv_length=3) is None, "a prompt's causal mask is left to torch"
 
 
 @pytest.mark.parametrize("name", ["indices", "block_indices"])
@@ -215,22 +216,3 @@ def test_a_compiled_forward_stays_in_one_piece(attention: KernelAttention) -> No
     compiled = torch.compile(lambda: attention(module, **given)[0], backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(), sdpa(module, **given))
     assert attention.kernel.calls == []  # type: ignore[attr-defined]
-
-
-def test_masks_are_torch_s_with_a_note_of_the_text() -> None:
-    given: dict[str, Any] = {"batch_size": 1, "q_length": 3, "kv_length": 10, "q_offset": 7}
-    mask = kernel_mask(**given)
-    assert mask.shape == (1, 1, 3, 10) and mask.dtype == torch.bool
-    assert mask[0, 0].tolist() == torch.ones(3, 10).tril(7).bool().tolist()
-    padding = torch.ones(1, 10, dtype=torch.bool)
-    padding[0, 0] = False
-    attention, long = KernelAttention("strict", StrictKernel(), long_text=4), []
-    for more in ({}, {"attention_mask": padding}, {"mask_function": lambda b, h, q, k: k > q - 4}):
-        mask = kernel_mask(**given, **more)
-        tensors = {name: value for name, value in arguments(queries=3, keys=10).items() if name != "attention_mask"}
-        output = attention(layer_of("qwen2"), **tensors, attention_mask=mask)[0]
-        torch.testing.assert_close(output, sdpa(layer_of("qwen2"), **tensors, attention_mask=mask))
-        long.append(len(attention.kernel.calls))  # type: ignore[attr-defined]
-        attention.kernel.calls.clear()  # type: ignore[attr-defined]
-    assert long == [2, 1, 1], "padding and windows hide some of the text"
-    assert kernel_mask(batch_size=1, q_length=3, kv_length=3) is None, "a prompt's causal mask is left to torch"

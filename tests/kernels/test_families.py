@@ -11,9 +11,10 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat import CACHE
+from tests.helpers.attention import strict_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
-from tests.kernels.families import ATTENTIONS, OFFERED, WITHOUT_KERNEL, family_model, implementation, padded, strict
+from tests.kernels.families import OFFERED, STRICT, WITHOUT_KERNEL, family_model, implementation, padded
 
 pytestmark = pytest.mark.each_value_in_file
 
@@ -38,26 +39,24 @@ def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", [name for name in OFFERED if name not in ("t5", "bart", "m2m_100")])
-def test_logits_are_those_of_eager_attention(family: str, attention: str, rows: int) -> None:
+def test_logits_are_those_of_eager_attention(family: str, rows: int) -> None:
     """A prompt, then several tokens and one token over a cache; alone, and in a batch padded on the left."""
     model = family_model(family)
     inputs = padded(PROMPT, rows=rows)
-    ours, expected = (logits(model, name, inputs) for name in (attention, "eager"))
+    ours, expected = (logits(model, name, inputs) for name in (STRICT, "eager"))
     for own, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(own, other, atol=2e-4, rtol=1e-4)
-    assert bool(strict(attention).kernel.calls) == (family not in WITHOUT_KERNEL)
+    assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", HALF)
-def test_half_precision_differs_by_rounding_only(family: str, attention: str) -> None:
+def test_half_precision_differs_by_rounding_only(family: str) -> None:
     """As far from fp32 as the model's own attention in bf16 is, and no farther."""
     inputs = padded(PROMPT, rows=3)
     model, exact = family_model(family, torch.bfloat16), family_model(family)
-    ours, own = (logits(model, name, inputs) for name in (attention, "eager"))
-    assert bool(strict(attention).kernel.calls) == (family not in WITHOUT_KERNEL)
+    ours, own = (logits(model, name, inputs) for name in (STRICT, "eager"))
+    assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
     for found, rounded, wanted in zip(ours, own, logits(exact, "eager", inputs), strict=True):
         scale = wanted.abs().max()
         rounding = ((rounded.float() - wanted).abs().mean() / scale).item()
@@ -67,16 +66,15 @@ def test_half_precision_differs_by_rounding_only(family: str, attention: str) ->
 
 @pytest.mark.at_most(3)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", OFFERED)
-def test_speculation_gives_plain_generate_s_text(family: str, attention: str, rows: int) -> None:
+def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None:
     """Trees and chains in fp32; the reference is the model with the attention of its own."""
     model = family_model(family)
     inputs = padded(PROMPT, rows=rows)
     with implementation(model, "eager"):
         expected = plain(model, **inputs, **GREEDY)
         tier = hf_specdec.capability(model).tier
-    with implementation(model, attention):
+    with implementation(model, STRICT):
         assert hf_specdec.capability(model).tier == tier
         assert torch.equal(plain(model, **inputs, **GREEDY), expected)
         for drafter in (OracleDrafter, RandomTreeDrafter):
@@ -89,67 +87,35 @@ def test_speculation_gives_plain_generate_s_text(family: str, attention: str, ro
             )
             assert output.sequences.tolist() == expected.tolist()
             assert output.spec_stats.num_accepted_tokens > 0
-        assert bool(strict(attention).kernel.calls) == (family not in WITHOUT_KERNEL)
+        assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gemma2", "gpt_oss", "phi3", "mixtral", "qwen3"])
 def test_the_probe_finds_trees(family: str) -> None:
-    for attention in ATTENTIONS:
-        with implementation(family_model(family), attention) as model:
-            found = hf_specdec.capability(model)
-        assert (found.tier, found.attention) == ("tree", attention)
+    with implementation(family_model(family), STRICT) as model:
+        capability = hf_specdec.capability(model)
+    assert (capability.tier, capability.attention) == ("tree", STRICT)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "llama_mqa", "gemma3", "mixtral"])
-def test_the_text_is_computed_apart_where_all_nodes_see_it(family: str) -> None:
-    """Alone and in a batch without padding; the layers with a window keep their mask."""
-    model = family_model(family)
-    for rows in (1, 3):
-        ids = torch.cat([PROMPT.roll(3 * row, dims=1) for row in range(rows)])
-        expected = plain(model, ids, **GREEDY)
-        texts = iter(expected.tolist())
-        with implementation(model, "strict_long"):
-            output = model.generate(ids, **GREEDY, spec_method=lambda: OracleDrafter(next(texts)))  # noqa: B023
-            calls = strict("strict_long").kernel.calls
-        assert output.tolist() == expected.tolist()
-        assert any(keys > 20 and not biased for _, keys, biased in calls), "the text, without a mask"
-        assert any(keys < 20 and biased for _, keys, biased in calls), "the tree, with a small one"
-        if family == "gemma3":
-            assert any(keys > 30 and biased for _, keys, biased in calls), "windows"
-
-
-def test_a_padded_batch_is_computed_at_once() -> None:
-    """Where rows see different parts of the text, the split cannot say so."""
-    with implementation(family_model("llama"), "strict_long") as model:
-        inputs = padded(PROMPT)
-        expected = plain(model, **inputs, **GREEDY)
-        model.generate(**inputs, **GREEDY, spec_method="prompt_lookup")  # probes, without padding too
-        strict("strict_long").kernel.calls.clear()
-        assert torch.equal(model.generate(**inputs, **GREEDY, spec_method="prompt_lookup"), expected)
-        assert all(biased for queries, _, biased in strict("strict_long").kernel.calls if queries > 2)
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
-def test_a_static_cache_gives_the_same_text(family: str, attention: str) -> None:
+def test_a_static_cache_gives_the_same_text(family: str) -> None:
     """Its buffers go on behind the text, and the mask hides what is not text yet."""
     model = family_model(family)
     expected = plain(model, PROMPT, **GREEDY)
-    with implementation(model, attention):
+    with implementation(model, STRICT):
         assert torch.equal(plain(model, PROMPT, **GREEDY, cache_implementation="static"), expected)
         for method in ("prompt_lookup", "lookahead"):
             output = model.generate(PROMPT, **GREEDY, cache_implementation="static", spec_method=method)
             assert torch.equal(output, expected)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gemma2"])
-def test_many_prompts_are_each_alone(family: str, attention: str) -> None:
+def test_many_prompts_are_each_alone(family: str) -> None:
     """Rows of different lengths come and go; how much text all of them see changes with each."""
     model = family_model(family)
     prompts = [PROMPT[0, : 30 - 4 * row].tolist() for row in range(5)]
     expected = [plain(model, torch.tensor([prompt]), **GREEDY)[0].tolist() for prompt in prompts]
-    with implementation(model, attention):
+    with implementation(model, STRICT):
         for result in results_of(model, prompts, max_batch_size=2, spec_method="prompt_lookup", **GREEDY):
             assert [*result.prompt, *result.token_ids] == expected[result.index]
 
@@ -159,7 +125,7 @@ def test_a_draft_model_may_have_it_too() -> None:
     expected = plain(model, PROMPT, **GREEDY)
     hf_specdec.enable(draft)
     config = {"confidence_threshold": 0.0, "num_branches": 3}
-    with implementation(model, "strict_long"), implementation(draft, "strict"):
+    with implementation(model, STRICT), implementation(draft, STRICT):
         output = model.generate(
             PROMPT, **GREEDY, assistant_model=draft, draft_model_config=config, return_dict_in_generate=True
         )

@@ -1,12 +1,10 @@
-"""Folding, padding, splitting and merging against torch's own attention, on random tensors."""
-
-import itertools
+"""Folding and padding against torch's own attention, on random tensors."""
 
 import pytest
 import torch
 
-from hf_specdec.kernels.layout import attend, fits, fold_bias, fold_queries, merge, unfold
-from hf_specdec.kernels.masks import mark_open
+from hf_specdec.kernels.grouped import fits
+from hf_specdec.kernels.xformers import attend, fold_bias, fold_queries, unfold
 from tests.helpers.attention import StrictKernel
 
 HEADS = {"mha": (4, 4), "gqa": (8, 2), "mqa": (4, 1)}
@@ -50,7 +48,7 @@ def test_a_masked_forward_is_torch_s(heads: str, dtype: str, queries: int) -> No
     query, key, value = tensors(heads, dtype, queries=queries, keys=queries + 14)
     mask = tree_mask(2, queries, queries + 14, text=3)
     kernel = StrictKernel()
-    output = attend(kernel, query, key, value, mask, 0.3, 2048)
+    output = attend(kernel, query, key, value, mask, 0.3)
     torch.testing.assert_close(
         output.float(), expected(query, key, value, mask), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
@@ -59,57 +57,13 @@ def test_a_masked_forward_is_torch_s(heads: str, dtype: str, queries: int) -> No
     assert kernel.calls == [(groups * queries, queries + 14, True)], "folded, so that keys are not copied"
 
 
-@pytest.mark.parametrize("text", [1, 8, 13, 22])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS)
-def test_text_and_tree_apart_are_the_whole(heads: str, dtype: str, text: int) -> None:
-    """The text without a mask and the rest with a small one, merged."""
-    query, key, value = tensors(heads, dtype, batch=2, keys=23)
-    mask = tree_mask(2, 5, 23, text=text)
-    mask[..., -1] = True  # with 22 columns of text nothing else is left
-    mark_open(mask, text)
-    kernel = StrictKernel()
-    output = attend(kernel, query, key, value, mask, 0.3, 1)
-    torch.testing.assert_close(
-        output.float(), expected(query, key, value, mask), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-    )
-    widths = {(keys, biased) for _, keys, biased in kernel.calls}
-    assert widths == {(text, False), (23 - text, True)}
-
-
-def test_scores_of_any_size_merge() -> None:
-    """The log-sum-exp carries what a softmax of each part has lost, also where one part outweighs the other by far."""
-    for first_scale, second_scale in itertools.product((0.01, 1.0, 60.0), repeat=2):
-        query = torch.randn(1, 3, 2, 8, dtype=torch.float64)
-        key, value = torch.randn(2, 1, 11, 2, 8, dtype=torch.float64)
-        key[:, :6] *= first_scale
-        key[:, 6:] *= second_scale
-        scores = torch.einsum("bmhd,bkhd->bhmk", query, key)
-        whole = torch.einsum("bhmk,bkhd->bmhd", scores.softmax(-1), value)
-        parts = []
-        for part in (slice(6), slice(6, None)):
-            weights = scores[..., part].softmax(-1)
-            parts += [torch.einsum("bhmk,bkhd->bmhd", weights, value[:, part]), scores[..., part].logsumexp(-1)]
-        torch.testing.assert_close(merge(*parts), whole.float(), atol=1e-5, rtol=1e-5)
-
-
-def test_a_hidden_part_weighs_nothing() -> None:
-    """Where every key behind the text is hidden from a query, the text alone is its attention."""
-    query, key, value = tensors("gqa", "fp32", queries=2, keys=12)
-    mask = torch.ones(2, 1, 2, 12, dtype=torch.bool)
-    mask[:, :, 0, 8:] = False
-    mark_open(mask, 8)
-    output = attend(StrictKernel(), query, key, value, mask, 0.3, 1)
-    torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_additive_masks_and_masks_of_heads_are_folded_too(dtype: str) -> None:
     query, key, value = tensors("gqa", dtype)
     for heads in (1, 8):
         mask = torch.randn(2, heads, 5, 23).to(query.dtype)
         mask[:, :, :, 3:9] = torch.finfo(query.dtype).min
-        output = attend(StrictKernel(), query, key, value, mask, 0.3, 2048)
+        output = attend(StrictKernel(), query, key, value, mask, 0.3)
         torch.testing.assert_close(
             output.float(), expected(query, key, value, mask), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
@@ -118,8 +72,7 @@ def test_additive_masks_and_masks_of_heads_are_folded_too(dtype: str) -> None:
 def test_values_may_be_of_another_size_than_keys() -> None:
     query, key, value = tensors("gqa", "fp32", value_dim=12)
     mask = tree_mask(2, 5, 23, text=6)
-    mark_open(mask, 6)
-    output = attend(StrictKernel(), query, key, value, mask, 0.3, 1)
+    output = attend(StrictKernel(), query, key, value, mask, 0.3)
     torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
 
 
@@ -129,7 +82,7 @@ def test_a_row_that_sees_nothing_is_no_nan() -> None:
         query, key, value = tensors("gqa", dtype)
         mask = tree_mask(2, 5, 23, text=3)
         mask[1, :, 0] = False
-        assert attend(StrictKernel(), query, key, value, mask, 0.3, 2048).isfinite().all()
+        assert attend(StrictKernel(), query, key, value, mask, 0.3).isfinite().all()
 
 
 @pytest.mark.parametrize("keys", range(1, 18))

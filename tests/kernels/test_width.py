@@ -10,15 +10,13 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.call import plan
 from hf_specdec.compat import CACHE
-from hf_specdec.kernels import cpu, cpu_kernels, width
+from hf_specdec.kernels import cpu, cpu_kernels
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.kernels.width import reason_for_width
 from tests.helpers.cover import wide_but
 from tests.helpers.drafts import RandomTreeDrafter
-from tests.helpers.graphs import counting, on_cpu
 from tests.helpers.support import PROMPT
 from tests.helpers.zoo_wide import build, shrunk
 from tests.kernels.families import family_model, implementation, padded
@@ -280,37 +278,6 @@ def test_a_call_that_leaves_all_to_torch_says_so(what: str) -> None:
         plan = model.generate(PROMPT, spec_method="prompt_lookup", **settings).spec_stats.plan
     assert usual.rounding_reason is None
     assert plan.rounding_reason is not None
-
-
-ON_GPUS = {  # settings of a call and what its plan says
-    "plain_kernels=True": {"plain_kernels": False},
-    "static cache": {"cache_implementation": None},
-    "compiled": {"disable_compile": True},
-    "one row": {"input_ids": PROMPT.repeat(2, 1)},
-    "hidden states": {"spec_method": "eagle3", "assistant_model": "head"},
-    "4081 tokens": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 4080}},
-    "torch computes Qwen3MoeExperts": {"model": "qwen3_moe"},
-}
-
-
-@pytest.mark.parametrize("reason", ON_GPUS)
-def test_a_plan_on_a_gpu_says_why_roundings_may_differ(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU counts as one."""
-    monkeypatch.setattr(plan, "why_unordered", lambda device: None)
-    monkeypatch.setattr(width, "why_unordered", lambda device: None)
-    options: dict[str, Any] = {"input_ids": PROMPT, "max_new_tokens": 2, "return_dict_in_generate": True}
-    options |= {"spec_method": "plain", "cache_implementation": "static", "compile_config": on_cpu(counting([]))}
-    options |= ON_GPUS[reason]
-    if "model" in options:
-        model = family_model(options.pop("model"), torch.float16)
-    else:
-        model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float16)
-    if "assistant_model" in options:
-        options["assistant_model"] = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head"))
-    hf_specdec.enable(model, plain_kernels=options.pop("plain_kernels", True))
-    found = model.generate(do_sample=False, **options).spec_stats.plan
-    assert reason in found.rounding_reason
-    assert not found.in_order
 
 
 def test_fp32_and_other_devices_have_their_reasons() -> None:

@@ -38,7 +38,7 @@ class Found:
     def __init__(self, capability: Capability, attended: Attended | None = None) -> None:
         self.capability, self._attended = capability, attended
         self._results: dict[tuple[Any, ...], Any] = {}  # of later probes, by what was tried
-        self._rounding_reasons: dict[tuple[int, bool], str | None] = {}  # by the number of threads, and `in_order`
+        self._rounding_reasons: dict[int, str | None] = {}  # by the number of threads
         self._lock = threading.Lock()
 
     def batch_fallback_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
@@ -51,20 +51,16 @@ class Found:
             model, ("rows",), find, lambda error: f"several sequences at once could not be tried: {error}"
         )
 
-    def rounding_reason(self, model: PreTrainedModel, *, in_order: bool = False) -> str | None:
+    def rounding_reason(self, model: PreTrainedModel) -> str | None:
         """Reason why a token's logits may depend on the others of its forward, by their rounding; `None` where they do
         not: the core computes every sum in one order, and the probe found no other bit.
-
-        Args:
-            in_order (`bool`): as of `reason_for_width`; the probe's forwards have several widths.
         """
         if cpu.is_watched():
             return "a setting or mode of torch leaves all to its kernels, which are chosen by the number of tokens"
-        key = torch.get_num_threads(), in_order
-        if key not in self._rounding_reasons:
-            reason = reason_for_width(model, in_order=in_order)
-            self._rounding_reasons[key] = reason or (None if in_order else self._reason_of_trial(model))
-        return self._rounding_reasons[key]
+        threads = torch.get_num_threads()
+        if threads not in self._rounding_reasons:
+            self._rounding_reasons[threads] = reason_for_width(model) or self._reason_of_trial(model)
+        return self._rounding_reasons[threads]
 
     def _reason_of_trial(self, model: PreTrainedModel) -> str | None:
         """Reason that the probe's forwards have shown, or `None`."""
