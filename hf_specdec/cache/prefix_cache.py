@@ -62,7 +62,8 @@ class _Node:
 class PrefixCache:
     """Keeps keys and values of texts, and drops those that were not used for longest. Safe to share between threads.
 
-    Texts serve prompts of the same model in the same state (adapters, dtype, hooks); `clear` it where weights change.
+    Texts serve prompts of the same model in the same state (weights, adapters, dtype, hooks); `clear` it where weights
+    are written through `.data`, which no one can see.
 
     Args:
         max_bytes (`int`, *optional*, defaults to 1 GiB): bound on what is kept, on the model's device; 0 keeps nothing.

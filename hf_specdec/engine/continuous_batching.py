@@ -11,6 +11,7 @@ import torch
 
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.engine.batch import Batch
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters
 from hf_specdec.engine.step import StepRunner
 
@@ -138,7 +139,8 @@ class ContinuousBatching:
         sequence.isolates_errors = True
         sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_runner is None
         reuse = target.reuse()
-        key = queued.prefix_key, reuse.step
+        weights = state_of(target.model).weights.of(target.model) if reuse.step and self.prefixes.max_bytes else None
+        key = queued.prefix_key, weights, reuse.step
         try:
             if reuse.step:
                 sequence.stats.num_cached_tokens = target.start_from(self.prefixes, key, reuse)

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.cache.weights import WeightsVersion
 from hf_specdec.compat import attention_implementation, load_factor
 from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
 from hf_specdec.engine.cost.cost_model import StepCosts
@@ -25,7 +26,7 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import MethodState
 
 ATTRIBUTE = "_hf_specdec"
-NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts")
+NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts", "weights")
 MOST_WARNINGS = 100  # some name a length or a value of the call
 logger = logging.getLogger("hf_specdec")
 
@@ -47,6 +48,7 @@ class ModelState:
     drafts: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # compiled next to it
     targets: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # of a draft
     facts: tuple[Hashable, ModelFacts] | None = field(default=None, repr=False, compare=False)  # with their structure
+    weights: WeightsVersion = field(default_factory=WeightsVersion, repr=False, compare=False)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def step_costs(
@@ -116,7 +118,7 @@ class ModelState:
         for name, value in state.items():
             setattr(self, name, value)
         self.lock, self.compiled, self.facts = threading.Lock(), {}, None
-        self.drafts, self.targets = WeakSet(), WeakSet()
+        self.drafts, self.targets, self.weights = WeakSet(), WeakSet(), WeightsVersion()
 
 
 def state_of(model: torch.nn.Module) -> ModelState:

@@ -12,7 +12,7 @@ from hf_specdec import PrefixCache
 from hf_specdec.kernels import cpu, cpu_kernels
 from hf_specdec.kernels.cpu import HALVES
 from tests.helpers.cover import wide_but
-from tests.helpers.support import plain
+from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": [17]}
@@ -93,6 +93,50 @@ def test_a_cache_serves_one_model_in_one_state(zoo: Callable[[str], Any]) -> Non
     assert cached(answers(models[1], PROMPTS[:1], cache)) == [0]
     cache.clear()
     assert cached(answers(models[0], PROMPTS[:1], cache)) == [0]
+
+
+def train(model: Any) -> None:
+    """A step of an optimizer."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(input_ids=PROMPT, labels=PROMPT).loss.backward()
+    optimizer.step()
+
+
+def new_parameter(model: Any) -> None:
+    """Another matrix in the place of one."""
+    layer = model.model.layers[0].mlp.up_proj
+    layer.weight = torch.nn.Parameter(layer.weight.detach().flip(0))
+
+
+def adapt(model: Any) -> None:
+    """Other numbers for the adapter that acts."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.linspace(-0.3, 0.3, weight.numel()).view_as(weight))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an optimizer's step": train,
+    "load_state_dict": lambda model: model.load_state_dict({k: w.flip(0) for k, w in model.state_dict().items()}),
+    "a new parameter": new_parameter,
+    "weights of an adapter": adapt,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
+@pytest.mark.parametrize("change", CHANGES)
+def test_texts_of_other_weights_serve_no_prompt(change: str) -> None:
+    model = hf_specdec.enable(build(FAMILIES["llama"]))
+    if change == "weights of an adapter":
+        peft = pytest.importorskip("peft")
+        model = peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj", "up_proj"]), model).eval()
+    cache, first = PrefixCache(), PROMPTS[:1]
+    answers(model, first, cache)
+    assert cached(answers(model, first, cache)) == [len(first[0]) - 1], "nothing has changed"
+    CHANGES[change](model)
+    assert cached(answers(model, first, cache)) == [0]
+    assert cached(answers(model, first, cache)) == [len(first[0]) - 1]
 
 
 @pytest.mark.skipif(cpu.why_unused() is not None, reason="torch computes everything here")
