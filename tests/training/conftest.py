@@ -1,31 +1,33 @@
-"""What both kinds of training are tried on: a tiny target, its prompts, and settings that take seconds."""
+"""A tiny target, its prompts, and settings that train a head in seconds."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SETTINGS: dict[str, Any] = {
-    "num_texts": 48,
-    "prompt_tokens": 4,
-    "new_tokens": 20,
-    "texts_per_shard": 8,
-    "batch_size": 4,
-    "rollout_steps": 3,
-    "epochs": 3.0,
-    "eval_every": 8,
-    "held_out": 0.3,
-    "learning_rate": 1e-2,
+from hf_specdec.tools.train import HeadReport, HeadTraining, train_head
+
+PROMPTS = [" ".join(str((start * step) % 37 + 2) for step in range(1, 5)) for start in range(1, 37)]
+CONFIG = HeadTraining(max_length=40, max_new_tokens=20, rollout_steps=3, held_out=0.3)
+ARGUMENTS: dict[str, Any] = {
+    "num_train_epochs": 4,
+    "per_device_train_batch_size": 4,
+    "eval_steps": 8,
+    "learning_rate": 2e-2,
+    "show_progress": False,
 }
-PROMPTS = [" ".join(str((start * step) % 37 + 2) for step in range(1, 9)) for start in range(1, 40)]
 
 
 class WordNumbers:
-    """A tokenizer as far as training asks: words are token ids."""
+    """A tokenizer as far as training needs one: words are token ids."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(word) for word in text.split()]}
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return " ".join(map(str, ids))
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +49,15 @@ def target() -> LlamaForCausalLM:
         initializer_range=0.2,
     )
     return LlamaForCausalLM(config).eval()
+
+
+def train(target: Any, out: Path, data: Any = PROMPTS, config: HeadTraining = CONFIG, **kwargs: Any) -> HeadReport:
+    """Train on the prompts that all tests share, unless told otherwise."""
+    return train_head(target, kwargs.pop("tokenizer", WordNumbers()), data, out, config, **ARGUMENTS | kwargs)
+
+
+@pytest.fixture(scope="module")
+def trained(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadReport]:
+    """One training that ran to its end, its folder and report."""
+    folder = tmp_path_factory.mktemp("trained") / "head"
+    return folder, train(target, folder)

@@ -1,125 +1,271 @@
-"""Trains a draft of any kind: the target writes texts, the draft learns them, the best weights are saved."""
+"""Trains an EAGLE-3 head: the target writes what texts lack, `Trainer` trains, the best weights are saved."""
 
+import copy
 import dataclasses
+import hashlib
+import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
 
 from hf_specdec import compat
 from hf_specdec.common.files import check_path
+from hf_specdec.compat.rotary import position_limit
+from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.tools.train.card import write_card
-from hf_specdec.tools.train.config import HeadTraining, Training
-from hf_specdec.tools.train.dflash import DFlashStudent
-from hf_specdec.tools.train.draft import DraftStudent
-from hf_specdec.tools.train.eagle3 import Eagle3Student
-from hf_specdec.tools.train.loop import HeadReport, TrainingLoop, accelerator_for, frozen
-from hf_specdec.tools.train.student import Student
-from hf_specdec.tools.train.work import check_folder, held
-from hf_specdec.tools.train.writing import Prompt, write_texts
+from hf_specdec.methods.eagle3.checkpoint import save_head
+from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.tools.train.batches import Texts, collated, in_batches, measured
+from hf_specdec.tools.train.config import HeadTraining
+from hf_specdec.tools.train.examples import Entry, Example, ExampleReader, Item
+from hf_specdec.tools.train.new_head import chosen_layers, new_head
+from hf_specdec.tools.train.rollout import HeadRollout
+from hf_specdec.tools.train.writing import write_texts
 
-STUDENTS: dict[type[Training], type[Student[Any, Any]]] = {
-    student.config_class: student for student in (Eagle3Student, DFlashStudent, DraftStudent)
-}
+logger = logging.getLogger("hf_specdec")
+TOKENS = "tokens_per_step"
 
 
-def train_draft(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt] | None,
-    out: str | os.PathLike[str],
-    config: Training | None = None,
-    *,
-    head: DraftHead | None = None,
-    show_progress: bool = True,
-) -> HeadReport:
-    """Train a draft for `target` and save it, with a model card, to `out`.
+@dataclass(frozen=True, slots=True)
+class HeadReport:
+    """One training.
 
-    A `HeadTraining` trains an EAGLE-3 head, a `DFlashTraining` a DFlash or DSpark head, whose embeddings and output
-    head are not trained; a `DraftTraining` distils a draft model of the target's architecture with fewer layers.
-
-    Args:
-        target (`PreTrainedModel`): the model to draft for; it is not changed.
-        tokenizer (`PreTrainedTokenizerBase`): its tokenizer; a draft model is saved with it.
-        prompts (`Sequence`, *optional*): what the target's texts begin with: texts, or chats, each a list of messages,
-            which go through the tokenizer's chat template; between two user messages in a row the target answers.
-            `None` lets it write from its first token on, never greedily.
-        out (`str`): folder of the draft. Texts, hidden states and the state of training lie in `out`/work, which may be
-            deleted afterwards.
-        config (`Training`, *optional*): the kind of draft and the settings; by default `HeadTraining()`.
-        head (`DraftHead`, *optional*): a head of this target and of the config's kind to begin with; its shape and the
-            tokens that it drafts stay, of a DFlash head its form on disk too; it is not changed. `None` begins with a
-            new one.
-        show_progress (`bool`, *optional*, defaults to `True`): whether bars are shown where stderr is a terminal.
-
-    Raises:
-        ConfigError: an argument is of another type, a setting does not fit, `head` is for another target, `out` holds
-            a model of another origin or work of other settings, cannot be written, or another training writes there.
-        CheckpointError: a file in `out`/work is damaged.
-        OSError: a file cannot be written, as on a full disk.
-        UnsupportedModelError: no draft of this kind goes with the target, as no head does with an encoder-decoder.
+    Attributes:
+        num_steps (`int`): steps trained.
+        best_step (`int`): the step whose weights were kept.
+        loss (`float`): of the kept weights on the held-out texts, in nats; the draft steps' weighted sum.
+        accepted (`tuple[float, ...]`): share of the held-out positions at which the first drafted token was the
+            text's, the first two, and so on.
+        tokens_per_step (`float`): tokens that a verify step of such a chain brings, the target's own among them.
     """
-    config = _checked_config(target, tokenizer, prompts, out, config)
-    kind = STUDENTS[type(config)]
-    kind.check_head(head, config)
-    check_folder(out, target, head)
-    accelerator, work = accelerator_for(target, config), Path(out) / "work"
-    is_shown = show_progress and accelerator.is_main_process
-    student = kind(target, tokenizer, config, head)
-    with frozen(target), held(work) if accelerator.is_main_process else nullcontext():
-        write_texts(accelerator, target, tokenizer, prompts, work, config, student, is_shown=is_shown)
-        torch.manual_seed(config.seed)
-        draft = student.draft(work, range(config.num_held_out_shards, config.num_shards))
-        report = TrainingLoop(accelerator, student, draft, work, config).run(is_shown)
-        if accelerator.is_main_process:
-            student.save(draft, out)
-            write_card(Path(out), report, student, draft, None if prompts is None else len(prompts))
-        accelerator.wait_for_everyone()
-    return report
+
+    num_steps: int
+    best_step: int
+    loss: float
+    accepted: tuple[float, ...]
+    tokens_per_step: float
 
 
-def _checked_config(
+def train_head(
     target: PreTrainedModel,
     tokenizer: Any,
-    prompts: Sequence[Prompt] | None,
+    data: Sequence[Item] | None,
     out: str | os.PathLike[str],
-    config: Training | None,
-) -> Training:
-    """The settings, next to arguments of the right types. Without prompts texts are drawn: greedily there is one alone.
+    config: HeadTraining | None = None,
+    *,
+    head: Eagle3Head | None = None,
+    show_progress: bool = True,
+    **training_arguments: Any,
+) -> HeadReport:
+    """Train an EAGLE-3 head for `target` and save it to `out` in the speculators format.
+
+    Killed at any moment, the same call goes on: with the texts in `out`/work/texts.jsonl, and from the last checkpoint
+    next to it. The folder `work` may be deleted afterwards.
+
+    Args:
+        target (`PreTrainedModel`): the model to draft for; its weights stay as they are. It is enabled if it is not.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        data (`Sequence`, *optional*): prompts (`str`), which the target continues; chats, each a list of messages,
+            whose answers are learned and where the target writes those that are missing; or mappings as in the lines of
+            a `.jsonl` file, of which `{"text": ...}` is learned as it is. `None` lets the target write all of it: of a
+            chat model the users' messages too.
+        out (`str`): folder of the head.
+        config (`HeadTraining`, *optional*): texts, shape and loss.
+        head (`Eagle3Head`, *optional*): a head to begin with, whose shape and vocabulary stay; it is not changed.
+            `None` begins with a new one.
+        show_progress (`bool`, *optional*, defaults to `True`): whether a bar is shown while texts are written, where
+            stderr is a terminal.
+        training_arguments (`Any`): of `transformers.TrainingArguments`, such as `num_train_epochs`, `max_steps`,
+            `per_device_train_batch_size`, `learning_rate`, `eval_steps`, `seed` or `bf16`.
 
     Raises:
-        ConfigError: names the argument that is not.
+        ConfigError: an argument is of another type, a setting does not fit, `head` is for another target, or `out`
+            holds a model or work of other settings.
+        CheckpointError: the file of texts is damaged.
+        UnsupportedModelError: no head goes with the target, as with an encoder-decoder.
     """
+    config = HeadTraining() if config is None else config
+    _check(target, tokenizer, data, out, config, head)
+    layer_ids = chosen_layers(target, config.layer_ids) if head is None else check_head(target, head)
+    config = dataclasses.replace(config, max_length=min(config.max_length, position_limit(target) or config.max_length))
+    work = Path(out) / "work"
+    args = _arguments(target, work, training_arguments)
+    reader = ExampleReader(tokenizer, target.generation_config.bos_token_id, config)
+    items: Sequence[Item] = [None] * config.num_texts if data is None else data[: config.num_texts]
+    entries = [reader.read(item) for item in items]
+    with args.main_process_first(desc="texts"):
+        _begin(work, _settings(target, entries, config, head))
+        is_shown = show_progress and args.process_index == 0
+        texts = write_texts(target, reader, entries, work / "texts.jsonl", config, args.seed, is_shown=is_shown)
+    learned, held_out = _split(texts, config)
+    set_seed(args.seed)
+    if head is None:
+        trained = new_head(target, layer_ids, _counts(target, learned), config.draft_vocab_size).train()
+    else:
+        trained = copy.deepcopy(head).float().train().requires_grad_(True)
+    rollout = HeadRollout(trained, target, layer_ids, steps=config.rollout_steps, decay=config.step_decay)
+    trainer = Trainer(
+        rollout,
+        args,
+        data_collator=collated,
+        train_dataset=Texts(in_batches(learned, args.per_device_train_batch_size, args.seed)),
+        eval_dataset=Texts(held_out),
+        compute_metrics=measured,
+        callbacks=[EarlyStoppingCallback(config.patience), _LogMeasurements()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)))
+    metrics = trainer.evaluate()
+    if trainer.is_world_process_zero():
+        save_head(trained.eval().requires_grad_(False).to(target.dtype), out)
+    best = trainer.state.best_global_step
+    return HeadReport(
+        num_steps=trainer.state.global_step,
+        best_step=trainer.state.global_step if best is None else best,
+        loss=metrics["eval_loss"],
+        accepted=tuple(metrics["eval_accepted"]),
+        tokens_per_step=metrics["eval_tokens_per_step"],
+    )
+
+
+class _LogMeasurements(TrainerCallback):
+    """Logs what is measured on the held-out texts."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any], **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            line = "step %d of at most %d: held-out loss %.3f, %.2f tokens per step"
+            values = metrics["eval_loss"], metrics[f"eval_{TOKENS}"]
+            logger.info(line, state.global_step, state.max_steps, *values)
+
+
+def _arguments(target: PreTrainedModel, work: Path, values: dict[str, Any]) -> TrainingArguments:
+    """The arguments of the training, ours where the caller gives none.
+
+    Raises:
+        ConfigError: transformers refuses one.
+    """
+    defaults: dict[str, Any] = {
+        "output_dir": str(work),
+        "num_train_epochs": 8.0,
+        "learning_rate": 0.4 / compat.text_config(target.config).hidden_size,  # 1e-4 at 4,096, as of published heads
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.03,
+        "eval_steps": 100,
+        "logging_steps": 100,
+        "train_sampling_strategy": "sequential",
+        "use_cpu": compat.input_device(target).type == "cpu",
+        "dataloader_pin_memory": compat.input_device(target).type != "cpu",
+        "report_to": [],
+    }
+    values = defaults | values
+    fixed = {
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "save_steps": values["eval_steps"],
+        "save_total_limit": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": TOKENS,
+        "greater_is_better": True,
+        "label_names": ["input_ids"],
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+    }
+    try:
+        return TrainingArguments(**values | fixed)
+    except (TypeError, ValueError) as error:
+        rule = "must be what transformers.TrainingArguments takes"
+        raise ConfigError("training_arguments", rule, values, str(error)) from error
+
+
+def _check(target: Any, tokenizer: Any, data: Any, out: Any, config: Any, head: Any) -> None:
+    """Raise unless the arguments are of their types and fit each other."""
     if not isinstance(compat.generation_model(target), PreTrainedModel):
         remedy = "Load it with hf_specdec.AutoModelForCausalLM."
         raise ConfigError("target", "must be a transformers model", type(target).__name__, remedy)
-    if prompts is not None and not callable(tokenizer):
+    if not callable(tokenizer):
         remedy = "Load it with transformers.AutoTokenizer."
-        raise ConfigError("tokenizer", "must be a tokenizer, which encodes the prompts", tokenizer, remedy)
-    is_listed = prompts is None or (isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes))
-    listed = list(prompts or ()) if is_listed else [None]
-    if not all(isinstance(prompt, str) for prompt in listed) and not (listed and all(map(_is_chat, listed))):
-        remedy = "Write [text] or [messages], also for one; None lets the target write from its first token."
-        raise ConfigError("prompts", "must be a list of texts, or of chats", prompts, remedy)
+        raise ConfigError("tokenizer", "must be a tokenizer", tokenizer, remedy)
+    if data is not None and (not isinstance(data, Sequence) or isinstance(data, str | bytes) or len(data) < 2):
+        rule, remedy = "must be a list of two prompts, chats or texts at least", "One of them is held out."
+        raise ConfigError("data", rule, data, remedy)
+    if not isinstance(config, HeadTraining):
+        raise ConfigError("config", "must be a HeadTraining", config, "Import it from hf_specdec.tools.train.")
+    if head is not None and not isinstance(head, Eagle3Head):
+        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
+        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, remedy)
+    for name in ("layer_ids", "draft_vocab_size"):
+        if head is not None and getattr(config, name) is not None:
+            remedy = "A new head can have any shape."
+            raise ConfigError(name, "must be None where a head is trained on", getattr(config, name), remedy)
     check_path("out", out, "a folder to write")
-    config = HeadTraining() if config is None else config
-    if type(config) not in STUDENTS:
-        names = " or ".join(known.__name__ for known in STUDENTS)
-        raise ConfigError("config", f"must be a {names}", config, "Import one from hf_specdec.tools.train.")
-    if prompts is not None:
-        return config
-    return dataclasses.replace(config, temperatures=tuple(t for t in config.temperatures if t > 0.0) or (1.0,))
+    if (Path(out) / "config.json").exists() and not (Path(out) / "work" / "settings.json").exists():
+        rule = "must be a new folder or that of an earlier training, and holds a model"
+        raise ConfigError("out", rule, os.fspath(out), "Choose another folder.")
 
 
-def _is_chat(prompt: Any) -> bool:
-    """True for a list of messages with a role and a text each."""
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
-        return False
-    texts = [message.get(key) for message in prompt if isinstance(message, Mapping) for key in ("role", "content")]
-    return len(texts) == 2 * len(prompt) and all(isinstance(text, str) for text in texts)
+def _settings(
+    target: PreTrainedModel, entries: Sequence[Entry], config: HeadTraining, head: Eagle3Head | None
+) -> dict[str, Any]:
+    """What the texts and the head's shape depend on, as JSON values."""
+    values: dict[str, Any] = {"target": str(target.config.name_or_path), "num_parameters": target.num_parameters()}
+    values |= {"head": None if head is None else head.name_or_path}
+    values |= {"data": hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]}
+    names = ("num_texts", "max_length", "max_new_tokens", "temperatures", "regenerate", "layer_ids", "draft_vocab_size")
+    values |= {name: getattr(config, name) for name in (*names, "held_out")}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _begin(work: Path, settings: dict[str, Any]) -> None:
+    """Note the settings, or check that the work there is of the same.
+
+    Raises:
+        ConfigError: it is of others.
+    """
+    file = work / "settings.json"
+    work.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        file.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    earlier = json.loads(file.read_text("utf-8"))
+    for name, value in settings.items():
+        if earlier.get(name) != value:
+            rule = f"must be {earlier.get(name)!r} to go on with the work in {str(work)!r}"
+            raise ConfigError(name, rule, value, "Use another folder, or delete that one.")
+
+
+def _split(texts: Sequence[Sequence[Example]], config: HeadTraining) -> tuple[list[Example], list[Example]]:
+    """The examples to learn, and those held out; the examples of one chat stay together.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    kept = [examples for examples in texts if any(len(e.ids) > e.num_prompt_tokens + 1 for e in examples)]
+    num_held_out = max(1, round(len(kept) * config.held_out))
+    parts = kept[num_held_out:], kept[:num_held_out]
+    if not all(parts):
+        rule = f"must have two texts at least, of {config.max_length} tokens at most, that go on after their prompts"
+        raise ConfigError("data", rule, f"{len(kept)} of {len(texts)}", "Give shorter prompts, or others.")
+    learned, held_out = ([example for examples in part for example in examples] for part in parts)
+    return learned, held_out
+
+
+def _counts(target: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:
+    """`(vocab_size,)`: how often each token stands in the texts."""
+    counts = torch.zeros(compat.text_config(target.config).vocab_size, dtype=torch.long)
+    for example in examples:
+        counts += torch.bincount(torch.tensor(example.ids), minlength=len(counts))
+    return counts

@@ -1,15 +1,19 @@
-"""The shape of a head to be trained, from the target's configuration."""
+"""A new head: its shape and first weights come from the target, its vocabulary from the texts."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.engine.head_pairing import check_target
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.head_config import default_layer_ids
+from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
+from hf_specdec.methods.eagle3.network import Eagle3Head
 
+MOST_DRAFT_TOKENS = 32_000
 USUAL_HEAD_DIM = 64
 COPIED = (
     "vocab_size",
@@ -25,8 +29,41 @@ COPIED = (
 )
 
 
+def new_head(
+    target: PreTrainedModel, layer_ids: tuple[int, ...], counts: torch.Tensor, draft_vocab_size: int | None
+) -> Eagle3Head:
+    """A head in fp32 that has learned nothing yet; its output layer begins as the target's.
+
+    Args:
+        counts: `(vocab_size,)`, how often each token stands in the texts.
+        draft_vocab_size: tokens to draft, the most frequent ones; `None` is all, at most 32,000.
+    """
+    text_config = compat.text_config(target.config)
+    layer = layer_config(text_config, CONFIGS["qwen3" if text_config.model_type == "qwen3" else "llama"])
+    vocab_size = len(counts)
+    size = min(draft_vocab_size or MOST_DRAFT_TOKENS, vocab_size)
+    config = Eagle3HeadConfig(
+        layer=layer,
+        draft_vocab_size=size,
+        target_hidden_size=layer.hidden_size,
+        layer_ids=layer_ids,
+        norm_before_residual=True,
+        target_name=str(target.config.name_or_path) or None,
+        target_architectures=(type(target).__name__,),
+    )
+    head = Eagle3Head(config)
+    if size < vocab_size:
+        head.set_target_ids(counts.topk(size).indices.sort().values)
+    weight: Any = getattr(target.get_output_embeddings(), "weight", None)
+    is_dense = isinstance(weight, torch.Tensor) and weight.is_floating_point()
+    if is_dense and weight.shape == (vocab_size, layer.hidden_size):
+        with torch.no_grad():
+            head.lm_head.weight.copy_(weight[head.target_ids.to(weight.device)])
+    return head
+
+
 def chosen_layers(target: PreTrainedModel, layer_ids: Sequence[int] | None) -> tuple[int, ...]:
-    """The hidden states that the head reads.
+    """The hidden states that a new head reads.
 
     Raises:
         ConfigError: one of them is not there.
@@ -42,8 +79,8 @@ def chosen_layers(target: PreTrainedModel, layer_ids: Sequence[int] | None) -> t
     return tuple(layer_ids)
 
 
-def layer_config(config: PretrainedConfig, layer_class: type[PretrainedConfig], *, num_layers: int) -> PretrainedConfig:
-    """Layers shaped as the target's, as far as its configuration says."""
+def layer_config(config: PretrainedConfig, layer_class: type[PretrainedConfig]) -> PretrainedConfig:
+    """One layer shaped as the target's, as far as its configuration says."""
     values: dict[str, Any] = {name: getattr(config, name, None) for name in COPIED}
     values = {name: value for name, value in values.items() if value is not None}
     if not isinstance(values.get("num_attention_heads"), int):
@@ -56,4 +93,4 @@ def layer_config(config: PretrainedConfig, layer_class: type[PretrainedConfig], 
         values.pop("rope_parameters", None)
     if isinstance(values["intermediate_size"], list):
         values["intermediate_size"] = max(values["intermediate_size"])
-    return layer_class(num_hidden_layers=num_layers, tie_word_embeddings=False, **values)
+    return layer_class(num_hidden_layers=1, tie_word_embeddings=False, **values)
