@@ -41,11 +41,7 @@ COMPILED, COMPILING, STATIC, CALL = (
 )
 DFLASH, DFLASH_CONFIG = "methods/dflash/network.py", "methods/dflash/head_config.py"
 PREDECESSOR, CONVOLUTION = "methods/dflash/predecessor.py", "methods/dflash/convolution.py"
-BLOCKS, HEADS, BLOCK_ROLLOUT = (
-    "forward/networks/block_runner.py",
-    "methods/common/draft_head.py",
-    "tools/train/block_rollout.py",
-)
+BLOCKS, HEADS = "forward/networks/block_runner.py", "methods/common/draft_head.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
@@ -73,7 +69,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     SPECULATIVE: ("promise/batches/test_processors.py",),
     **dict.fromkeys((DFLASH, DFLASH_CONFIG, PREDECESSOR, CONVOLUTION, BLOCKS, HEADS), ("methods/dflash",)),
-    BLOCK_ROLLOUT: ("training/test_train_dflash.py",),
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
@@ -319,17 +314,4 @@ MUTANTS = (
     Mutant(
         "convolutions read across blocks", CONVOLUTION, "states.reshape(-1, self.block_size,", "states.reshape(1, -1,"
     ),
-    Mutant(
-        "a block in training sees its own token's state",
-        BLOCK_ROLLOUT,
-        "columns[:, None] < anchors",
-        "columns[:, None] <= anchors",
-    ),
-    Mutant(
-        "blocks in training see one another",
-        BLOCK_ROLLOUT,
-        "(owner[:, None] == owner)",
-        "(owner[:, None] == owner[:, None])",
-    ),
-    Mutant("chains in training may have gaps", BLOCK_ROLLOUT, "right.cumprod(-1)", "right.int()"),
 )

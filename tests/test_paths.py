@@ -12,7 +12,7 @@ from hf_specdec import ConfigError, SpecMemory
 from hf_specdec.common.files import check_output, replacing
 from hf_specdec.loading import hub
 from hf_specdec.tools import bench
-from hf_specdec.tools.train import train_draft
+from hf_specdec.tools.train import train_head
 from tests.helpers.zoo import FAMILIES, build
 
 FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -21,7 +21,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "hub.export": ("folder", hub.export),
     "AutoModelForCausalLM.from_pretrained": ("path", hf_specdec.AutoModelForCausalLM.from_pretrained),
     "AutoDraftHead.from_pretrained": ("path", hf_specdec.AutoDraftHead.from_pretrained),
-    "train_draft": ("out", lambda path: train_draft(build(FAMILIES["llama"]), None, None, path)),
+    "train_head": ("out", lambda path: train_head(build(FAMILIES["llama"]), print, None, path)),
     "load_prompts": ("paths", lambda path: bench.load_prompts([path])),
     "read_document": ("file", bench.read_document),
     "write_document": ("path", lambda path: bench.write_document({"kind": "speeds"}, path)),

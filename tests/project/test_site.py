@@ -107,7 +107,7 @@ def test_no_property_begins_with_a_type(module: ModuleType, name: str) -> None:
 def test_every_argument_of_training_and_measuring_is_explained() -> None:
     training = hf_specdec.tools.train
     for function in (
-        training.train_draft,
+        training.train_head,
         hf_specdec.tools.bench.load_model,
     ):
         for argument in inspect.signature(function).parameters:

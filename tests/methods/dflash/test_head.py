@@ -19,8 +19,6 @@ from hf_specdec.methods.common.draft_head import AttentionSpan
 from hf_specdec.methods.dflash.checkpoint import load_head, save_head
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.tools.train.batch import Texts
-from hf_specdec.tools.train.block_rollout import BlockRollout
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dflash"
 VARIANTS = sorted(folder.name for folder in FIXTURES.iterdir())
@@ -133,27 +131,6 @@ def test_only_the_request_that_computes_a_block_costs_a_forward() -> None:
         runner.score([DraftTree.chain(ids[start])])
         assert scorer.relative_cost == 0.0
         runner.read(0, [layer[start : start + 1] for layer in features])
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_blocks_of_a_training_are_those_of_a_draft(name: str) -> None:
-    """All blocks of a text in one forward: the logits that the speculators package computes of each."""
-    head, expected = load_head(FIXTURES / name), load_file(FIXTURES / name / "expected.safetensors")
-    ids = expected["input_ids"][None].long()
-    nothing = torch.zeros((*ids.shape, 1))
-    real = torch.ones_like(ids, dtype=torch.bool)
-    batch = Texts(ids, expected["hidden_states"][None], nothing.long(), nothing, real, num_prompt_tokens=1)
-
-    def project(states: torch.Tensor) -> torch.Tensor:
-        return states @ expected["lm_head"].T
-
-    embed = head.embed_tokens or torch.nn.Embedding.from_pretrained(expected["embed_tokens"])
-    rollout = BlockRollout(head, embed, head.lm_head or project, steps=1, blocks=3, decay=1.0)
-    tokens = torch.stack([expected[f"tokens_{anchor}"][: head.num_drafted] for anchor in ANCHORS])[None]
-    with torch.no_grad():
-        logits = rollout._logits(rollout._states(batch, torch.tensor([ANCHORS])), tokens)
-    for place, anchor in enumerate(ANCHORS):
-        torch.testing.assert_close(logits[0, place], expected[f"logits_{anchor}"], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
