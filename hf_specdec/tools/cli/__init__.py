@@ -22,7 +22,7 @@ COMMANDS = {  # each in the module and the function of its name
     "info": "Say what a model can do on this machine and why.",
     "serve": "Serve a model to OpenAI's clients; requests share one batch.",
     "summarize": "Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.",
-    "train": "Train an EAGLE-3 head for a target, from texts that the target writes or a file holds.",
+    "train": "Train an EAGLE-3 head for a target, by transformers' Trainer.",
 }
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
 

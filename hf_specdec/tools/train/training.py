@@ -119,6 +119,28 @@ def train_head(
     else:
         trained = copy.deepcopy(head).float().train().requires_grad_(True)
     rollout = HeadRollout(trained, target, layer_ids, steps=config.rollout_steps, decay=config.step_decay)
+    trainer = _trainer(rollout, args, learned, held_out, config.patience)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)))
+    metrics, best_step = trainer.evaluate(), trainer.state.best_global_step
+    if trainer.is_world_process_zero():
+        save_head(trained.eval().requires_grad_(False).to(target.dtype), out)
+    return HeadReport(
+        num_steps=trainer.state.global_step,
+        best_step=trainer.state.global_step if best_step is None else best_step,
+        loss=metrics["eval_loss"],
+        accepted=tuple(metrics["eval_accepted"]),
+        tokens_per_step=metrics["eval_tokens_per_step"],
+    )
+
+
+def _trainer(
+    rollout: HeadRollout,
+    args: TrainingArguments,
+    learned: Sequence[Example],
+    held_out: Sequence[Example],
+    patience: int,
+) -> Trainer:
+    """The Trainer of a rollout, which measures acceptance and ends where it rises no more."""
     trainer = Trainer(
         rollout,
         args,
@@ -126,21 +148,10 @@ def train_head(
         train_dataset=Texts(in_batches(learned, args.per_device_train_batch_size, args.seed)),
         eval_dataset=Texts(held_out),
         compute_metrics=measured,
-        callbacks=[EarlyStoppingCallback(config.patience), _LogMeasurements()],
+        callbacks=[EarlyStoppingCallback(patience), _LogMeasurements()],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)))
-    metrics = trainer.evaluate()
-    if trainer.is_world_process_zero():
-        save_head(trained.eval().requires_grad_(False).to(target.dtype), out)
-    best = trainer.state.best_global_step
-    return HeadReport(
-        num_steps=trainer.state.global_step,
-        best_step=trainer.state.global_step if best is None else best,
-        loss=metrics["eval_loss"],
-        accepted=tuple(metrics["eval_accepted"]),
-        tokens_per_step=metrics["eval_tokens_per_step"],
-    )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout
+    return trainer
 
 
 class _LogMeasurements(TrainerCallback):
