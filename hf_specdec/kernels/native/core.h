@@ -56,6 +56,8 @@ int64_t table_find(const Table *table, int64_t key);
 PyObject *core_attention(PyObject *module, PyObject *args);
 PyObject *core_linear(PyObject *module, PyObject *args);
 PyObject *core_link(PyObject *module, PyObject *args);
+PyObject *core_packed_linear(PyObject *module, PyObject *args);
+PyObject *core_packed_rows(PyObject *module, PyObject *args);
 PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);
 PyObject *core_read_logits(PyObject *module, PyObject *args);

@@ -36,6 +36,8 @@ static PyMethodDef functions[] = {
 #ifdef AVX2
     {"attention", core_attention, METH_VARARGS, NULL},
     {"linear", core_linear, METH_VARARGS, NULL},
+    {"packed_linear", core_packed_linear, METH_VARARGS, NULL},
+    {"packed_rows", core_packed_rows, METH_VARARGS, NULL},
     {"recur", core_recur, METH_VARARGS, NULL},
     {"rms_norm", core_rms_norm, METH_VARARGS, NULL},
 #endif
