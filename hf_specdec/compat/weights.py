@@ -4,15 +4,64 @@
     `get_keys_to_not_convert`   the layers that transformers leaves alone, which a list of one's own replaces
     `Conv1D`                    GPT-2's linear layer, whose weight is transposed
     `GgufConfig`                new in 5.24, which keeps the weights of a GGUF file packed without it
+    `HfQuantizer`, `register`   weights are packed while a checkpoint is read, a tensor at a time, by transformers' loader
+    `ConversionOps`             the operation on one tensor of a checkpoint
+    `_keep_in_fp32_modules`     modules that a model's author wants left alone
+    `embed_scale`               of embeddings that multiply what they look up: their classes share no base
 
 Tried with transformers 5.23 and 5.24.
 """
 
 from typing import Any
 
+import torch
 import transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps as ConversionOps
 from transformers.pytorch_utils import Conv1D as Conv1D
+from transformers.quantizers import HfQuantizer as HfQuantizer
+from transformers.quantizers import auto
 from transformers.quantizers.base import get_keys_to_not_convert as get_keys_to_not_convert
+from transformers.utils.quantization_config import QuantizationConfigMixin as QuantizationConfigMixin
+
+
+def register(method: str, config: type[QuantizationConfigMixin], quantizer: type[HfQuantizer]) -> None:
+    """Make a quantisation method known to transformers, once; no existing one is replaced."""
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(method, config)
+    auto.AUTO_QUANTIZER_MAPPING.setdefault(method, quantizer)
+
+
+def keep_in_full_precision(model: PreTrainedModel) -> tuple[str, ...]:
+    """Parts of module names that the model's author wants left in full precision."""
+    names = (getattr(model, "_keep_in_fp32_modules", None), getattr(model, "_keep_in_fp32_modules_strict", None))
+    return tuple(sorted({name for group in names for name in group or ()}))
+
+
+def is_embedding(module: object) -> bool:
+    """Returns whether a module is an embedding that looks rows up and does no more than multiply them."""
+    return isinstance(module, nn.Embedding) and (
+        type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
+    )
+
+
+def embedding_scale(module: Any, dtype: torch.dtype) -> float | None:
+    """What an embedding multiplies rows in a dtype by; those of Gemma round it first."""
+    scale: Any = getattr(module, "embed_scale", None)
+    if isinstance(scale, torch.Tensor):
+        return float(torch.tensor(module.scalar_embed_scale, dtype=dtype, device="cpu"))
+    return None if scale is None else float(scale)
+
+
+def reads_output_dtype(model: PreTrainedModel) -> bool:
+    """Returns whether a model casts what it multiplies with the output layer to the dtype of that layer's weight."""
+    return model.config.model_type in ("falcon_mamba", "fsmt", "hy_v4", "mamba", "mamba2", "xlstm")
+
+
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Names of parameters that share their storage with another one's."""
+    tied = model.all_tied_weights_keys
+    return {*tied.keys(), *tied.values()}
 
 
 def dequantized_gguf() -> dict[str, Any]:

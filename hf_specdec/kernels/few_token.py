@@ -18,6 +18,7 @@ from hf_specdec.compat import is_compiled, modules_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
 from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.packed import Packed
 from hf_specdec.kernels.products import ActivationForward, ProductsForward, other_methods
 from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Forward
@@ -43,6 +44,7 @@ class FewTokenLayers:
 
     Attributes:
         forwards (`list[OwnForward]`): of the layers that the core can compute.
+        has_packed (`bool`): whether others are packed, and the rest of the model is in bf16 or fp16.
     """
 
     def __init__(self, model: torch.nn.Module, *, is_used: bool = True) -> None:
@@ -55,6 +57,7 @@ class FewTokenLayers:
         self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
         for module in modules if is_half else ():
             self.forwards += other_methods(module)
+        self.has_packed = is_half and any(isinstance(module, Packed) for module in modules)
         self._installed: list[OwnForward] = []  # while this block is open
 
     @property
@@ -96,7 +99,9 @@ class FewTokenLayers:
     @property
     def rounds_alike(self) -> bool:
         """True if a token of a step is rounded the same beside any others, which one of a prompt need not be."""
-        return any(isinstance(forward, LinearForward) and forward.dtype != torch.float32 for forward in self.forwards)
+        return self.has_packed or any(
+            isinstance(forward, LinearForward) and forward.dtype != torch.float32 for forward in self.forwards
+        )
 
     def __enter__(self) -> None:
         if not self.forwards or not cpu.is_usual():

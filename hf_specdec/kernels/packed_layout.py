@@ -1,6 +1,6 @@
 """Packed weights: the formats of GGUF files, interleaved as the compiled core reads them.
 
-See kernels/native/packed.h for the layout. A matrix `(rows, columns)` becomes a vector of bytes:
+See kernels/native/packed.h for the layout. A matrix becomes `(rows that fill whole groups of 16, bytes of a row)` in int8:
 
     packed = quantized(weight)             # in Q8_0
     packed = interleaved(blocks, Q4_K)     # the blocks of a GGUF file
@@ -8,6 +8,7 @@ See kernels/native/packed.h for the layout. A matrix `(rows, columns)` becomes a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -37,10 +38,6 @@ class Format:
     block_bytes: int
     group_bytes: int
 
-    def num_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a packed matrix."""
-        return -(-rows // GROUP) * -(-columns // COLUMNS) * self.group_bytes
-
 
 Q8_0 = Format("Q8_0", 0, 8, 32, 34, 544)
 Q4_0 = Format("Q4_0", 1, 2, 32, 18, 288)
@@ -53,13 +50,13 @@ FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)}
 def quantized(weight: torch.Tensor) -> torch.Tensor:
     """Pack a matrix `(rows, columns)` in Q8_0: codes from -127 to 127, 32 of which share a scale in fp16."""
     rows, columns = weight.shape
-    packed = torch.empty(Q8_0.num_bytes(rows, columns), dtype=torch.uint8, device=weight.device)
+    packed = empty(rows, columns, Q8_0)
     for start, end in _pieces(rows, columns):
         blocks = pad(weight[start:end].float(), (0, -columns % COLUMNS)).view(end - start, -1, COLUMNS)
         scales = (blocks.abs().amax(-1, keepdim=True) / LARGEST).half()
         codes = (blocks / scales.float().clamp(min=TINY)).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
         _put(packed, start, rows, codes.view(torch.uint8) ^ 128, [scales[..., None].view(torch.uint8)])
-    return packed
+    return packed.view(torch.int8)
 
 
 def interleaved(blocks: torch.Tensor, kind: Format, order: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,12 +68,18 @@ def interleaved(blocks: torch.Tensor, kind: Format, order: torch.Tensor | None =
         order (`torch.Tensor`, *optional*): for each row, the row of `blocks` that it is.
     """
     rows, columns = len(blocks), blocks.shape[1] // kind.block_bytes * kind.columns
-    packed = torch.empty(kind.num_bytes(rows, columns), dtype=torch.uint8)
+    packed = empty(rows, columns, kind)
     for start, end in _pieces(rows, columns):
         part = blocks[start:end] if order is None else blocks[order[start:end]]
         codes, scales = SPLITS[kind](part.view(end - start, -1, kind.block_bytes))
         _put(packed, start, rows, codes, scales)
-    return packed
+    return packed.view(torch.int8)
+
+
+def empty(rows: int, columns: int, kind: Format, dtype: torch.dtype = torch.uint8, device: Any = None) -> torch.Tensor:
+    """A packed matrix without numbers: `(rows that fill whole groups, bytes of a row)`."""
+    padded = -(-rows // GROUP) * GROUP
+    return torch.empty(padded, -(-columns // COLUMNS) * kind.group_bytes // GROUP, dtype=dtype, device=device)
 
 
 def _pieces(rows: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -99,7 +102,7 @@ def _put(packed: torch.Tensor, start: int, num_rows: int, codes: torch.Tensor, s
     numbers = torch.cat([part.movedim(1, 3).flatten(2) for part in parts], dim=2).flatten(1)  # (groups, bytes)
     num_groups, group = -(-num_rows // GROUP), start // GROUP
     code_bytes, scale_bytes = lines.shape[1], numbers.shape[1]
-    middle = num_groups * code_bytes
+    middle, packed = num_groups * code_bytes, packed.view(-1)
     packed[:middle].view(num_groups, code_bytes)[group : group + len(lines)] = lines
     packed[middle:].view(num_groups, scale_bytes)[group : group + len(lines)] = numbers
 

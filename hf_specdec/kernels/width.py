@@ -10,6 +10,7 @@ from hf_specdec.compat.modules import parameters_of
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.packed import Packed
 
 
 def reason_for_width(model: PreTrainedModel) -> str | None:
@@ -34,7 +35,7 @@ def reason_for_width(model: PreTrainedModel) -> str | None:
         if module in prompts_alone:
             continue
         # Of a convolution a trial forward shows the use.
-        is_alike = module in replaced or isinstance(module, torch.nn.Embedding | torch.nn.Conv1d)
+        is_alike = module in replaced or isinstance(module, torch.nn.Embedding | torch.nn.Conv1d | Packed)
         if not is_alike and _multiplies(module):
             return f"torch computes {type(module).__name__}, and rounds by the number of tokens"
     return None

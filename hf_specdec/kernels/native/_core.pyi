@@ -45,6 +45,23 @@ def linear(
 def link(
     tokens: array[int], older: array[int], slots: array[int], num_orders: int, start: int, /
 ) -> tuple[int, list[int]]: ...
+def packed_linear(
+    tokens: int,
+    weights: int,
+    bias: int,
+    out: int,
+    num_tokens: int,
+    num_out: int,
+    num_in: int,
+    kind: int,
+    format: int,
+    num_threads: int,
+    team: int,
+    /,
+) -> None: ...
+def packed_rows(
+    rows: int, weights: int, out: int, count: int, num_rows: int, num_in: int, kind: int, format: int, /
+) -> None: ...
 def places(
     tokens: array[int],
     older: array[int],

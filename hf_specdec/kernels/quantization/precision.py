@@ -12,6 +12,8 @@ import transformers
 
 from hf_specdec.distributed.placement import default_device
 from hf_specdec.errors import ConfigError, MissingExtraError, unknown_name
+from hf_specdec.kernels.packed import why_unused
+from hf_specdec.kernels.packed_loading import packed_config
 from hf_specdec.kernels.quantization.bnb import layers_to_leave
 
 DTYPES: Mapping[str, torch.dtype | str] = MappingProxyType(
@@ -49,6 +51,9 @@ def machine_support() -> list[Support]:
     """Every precision but `"auto"`, with the reason."""
     support = [Support(name, True, "torch") for name in DTYPES if name != "auto"]
     for precision, (package, extra) in PACKAGES.items():
+        if precision == "int8" and _packs({}):
+            support.append(Support(precision, True, "the compiled core"))
+            continue
         works = importlib.util.find_spec(package) is not None
         line = package if works else f'{package} is missing: pip install "hf_specdec[{extra}]"'
         support.append(Support(precision, works, line))
@@ -85,6 +90,8 @@ def loading_arguments(
         return dict(kwargs)
     if precision in DTYPES:
         return {**kwargs, "dtype": DTYPES[precision]}
+    if precision == "int8" and _packs(options):
+        return {**kwargs, "dtype": torch.bfloat16, "quantization_config": packed_config()}
     _need(PACKAGES[precision], f"precision={precision!r}")
     config = _quantization_config(precision, path, options, auto_class)
     return {**kwargs, "dtype": torch.bfloat16, "quantization_config": config}
@@ -125,6 +132,15 @@ def _is_for_cpu(options: Mapping[str, Any]) -> bool:
     places = options.get("device_map")
     named = places.values() if isinstance(places, Mapping) else [places]
     return default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
+
+
+def _packs(options: Mapping[str, Any]) -> bool:
+    """Returns whether all of the model will lie in the CPU's memory, and the core multiplies its packed weights."""
+    places = options.get("device_map")
+    named = places.values() if isinstance(places, Mapping) else [places or default_device()]
+    if default_device().type == "cpu":
+        named = ["cpu" if place in ("auto", default_device()) else place for place in named]
+    return why_unused() is None and all(str(place) == "cpu" for place in named)
 
 
 def skeleton(auto_class: Any, path: Any, options: Mapping[str, Any]) -> Any:
