@@ -4,7 +4,7 @@
     `get_keys_to_not_convert`   the layers that transformers leaves alone, which a list of one's own replaces
     `Conv1D`                    GPT-2's linear layer, whose weight is transposed
     `GgufConfig`                new in 5.24, which keeps the weights of a GGUF file packed without it
-    `HfQuantizer`, `register`   weights are packed while a checkpoint is read, a tensor at a time, by transformers' loader
+    `HfQuantizer`, `register`   weights are packed while transformers reads a checkpoint, a tensor at a time
     `ConversionOps`             the operation on one tensor of a checkpoint
     `_keep_in_fp32_modules`     modules that a model's author wants left alone
     `embed_scale`               of embeddings that multiply what they look up: their classes share no base

@@ -50,8 +50,8 @@ class Packed(nn.Module):
         if weight.device.type != "cpu" or other.device.type != "cpu" or (why := why_unused()) is not None:
             place = f"{weight.device} with inputs on {other.device}" if cpu.core is not None else f"this CPU: {why}"
             raise UnsupportedModelError(
-                f"{type(self).__name__} is computed on CPUs with AVX2 by the compiled core, but is on {place}. Load the "
-                'model in "bf16", or with `dequantize=True` from a GGUF file.'
+                f"{type(self).__name__} is computed on CPUs with AVX2 by the compiled core, but is on {place}. "
+                'Load the model in "bf16", or with `dequantize=True` from a GGUF file.'
             )
         return weight.data_ptr()
 
@@ -100,14 +100,13 @@ class PackedLinear(Packed):
                 f"{tuple(input.shape)} in {input.dtype}, requires_grad={input.requires_grad}."
             )
         tokens, bias = input.contiguous(), self._parameters["bias"]
-        if bias is not None and bias.dtype != input.dtype:
-            bias = bias.to(input.dtype)
+        numbers = None if bias is None else bias.to(input.dtype)
         out = tokens.new_empty((*input.shape[:-1], num_out))
         threads = cpu.threads_for(tokens.numel() * num_out) or 1
         cpu.core.packed_linear(
             tokens.data_ptr(),
             address,
-            0 if bias is None else bias.data_ptr(),
+            0 if numbers is None else numbers.data_ptr(),
             out.data_ptr(),
             tokens.numel() // num_in,
             num_out,

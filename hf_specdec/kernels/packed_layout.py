@@ -1,6 +1,7 @@
 """Packed weights: the formats of GGUF files, interleaved as the compiled core reads them.
 
-See kernels/native/packed.h for the layout. A matrix becomes `(rows that fill whole groups of 16, bytes of a row)` in int8:
+See kernels/native/packed.h for the layout. A matrix becomes `(rows, bytes of a row)` in int8, with as many rows more as
+fill a group of 16:
 
     packed = quantized(weight)             # in Q8_0
     packed = interleaved(blocks, Q4_K)     # the blocks of a GGUF file
@@ -98,7 +99,8 @@ def _put(packed: torch.Tensor, start: int, num_rows: int, codes: torch.Tensor, s
     missing = -len(codes) % GROUP
     lines = pad(codes.reshape(len(codes), -1, 4), (0, 0, 0, 0, 0, missing))  # four bytes of a row in a line
     lines = lines.view(-1, GROUP, *lines.shape[1:]).transpose(1, 2).flatten(1)  # (groups, bytes)
-    parts = [pad(part, (0, 0, 0, 0, 0, 0, 0, missing)).unflatten(0, (-1, GROUP)) for part in scales]
+    parts = [pad(part, (0, 0, 0, 0, 0, 0, 0, missing)) for part in scales]
+    parts = [part.view(-1, GROUP, *part.shape[1:]) for part in parts]
     numbers = torch.cat([part.movedim(1, 3).flatten(2) for part in parts], dim=2).flatten(1)  # (groups, bytes)
     num_groups, group = -(-num_rows // GROUP), start // GROUP
     code_bytes, scale_bytes = lines.shape[1], numbers.shape[1]
@@ -112,6 +114,11 @@ def _nibbles(codes: torch.Tensor) -> torch.Tensor:
     return codes[..., :16] | codes[..., 16:] << 4
 
 
+def _parted(numbers: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """The same with the last dimension in several."""
+    return numbers.reshape(*numbers.shape[:-1], *sizes)
+
+
 def _split_q8_0(blocks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return blocks[..., 2:] ^ 128, [blocks[..., None, :2]]
 
@@ -121,26 +128,27 @@ def _split_q4_0(blocks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def _split_q4_1(blocks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    return blocks[..., 4:], [blocks[..., :4].unflatten(-1, (2, 2))]
+    return blocks[..., 4:], [_parted(blocks[..., :4], 2, 2)]
 
 
 def _split_q4_k(blocks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    first, second, third = blocks[..., 4:16].split(4, dim=-1)
+    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], dim=-1)
     least = torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], dim=-1)
-    pairs = blocks[..., 16:].unflatten(-1, (4, 32))
+    pairs = _parted(blocks[..., 16:], 4, 32)
     codes = torch.stack([pairs & 15, pairs >> 4], dim=-2)  # (rows, supers, 4, 2, 32)
     numbers = torch.cat([scales, least], dim=-1)[..., None]
-    return _nibbles(codes).flatten(2), [blocks[..., :4].unflatten(-1, (2, 2)), numbers]
+    return _nibbles(codes).flatten(2), [_parted(blocks[..., :4], 2, 2), numbers]
 
 
 def _split_q6_k(blocks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    low = blocks[..., :128].unflatten(-1, (2, 2, 32))  # (rows, supers, halves of 128, quarters, 32)
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32))
+    low = _parted(blocks[..., :128], 2, 2, 32)  # (rows, supers, halves of 128, quarters, 32)
+    high = _parted(blocks[..., 128:192], 2, 1, 32)
     low = torch.cat([low & 15, low >> 4], dim=-2)  # (rows, supers, 2, 4, 32)
     high = torch.cat([high >> 2 * place & 3 for place in range(4)], dim=-2)
-    fours = high.unflatten(-1, (2, 4, 4))  # halves of a block, lines, places
-    bits = sum(fours[..., line, :] << 2 * line for line in range(4))  # (rows, supers, 2, 4, 2, 4)
+    fours = _parted(high, 2, 4, 4)  # halves of a block, lines, places
+    first, second, third, fourth = (fours[..., line, :] << 2 * line for line in range(4))
+    bits = first | second | third | fourth  # (rows, supers, 2, 4, 2, 4)
     codes = torch.cat([_nibbles(low), bits.flatten(-2)], dim=-1)
     return codes.flatten(2), [blocks[..., None, 208:], blocks[..., 192:208, None]]
 

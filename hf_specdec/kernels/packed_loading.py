@@ -78,8 +78,8 @@ class PackedQuantizer(compat.HfQuantizer):
             UnsupportedModelError: always.
         """
         raise UnsupportedModelError(
-            f"`save_pretrained` has no format for the packed weights of {type(model).__name__}. Keep the checkpoint that "
-            'it was loaded from, or load that in "bf16" and save it.'
+            f"`save_pretrained` has no format for the packed weights of {type(model).__name__}. Keep the checkpoint "
+            'that it was loaded from, or load that in "bf16" and save it.'
         )
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
@@ -123,7 +123,9 @@ def packed_module(module: Any, kind: Format) -> Packed:
     weight = module.weight
     if isinstance(module, nn.Embedding):
         scale = compat.embedding_scale(module, weight.dtype)
-        return PackedEmbedding(*weight.shape, kind, dtype=weight.dtype, scale=scale, device=weight.device)
+        return PackedEmbedding(
+            len(weight), weight.shape[1], kind, dtype=weight.dtype, scale=scale, device=weight.device
+        )
     num_out, num_in = reversed(weight.shape) if isinstance(module, compat.Conv1D) else weight.shape
     has_bias = module.bias is not None
     return PackedLinear(num_in, num_out, kind, bias=has_bias, dtype=weight.dtype, device=weight.device)

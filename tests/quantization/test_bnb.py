@@ -105,14 +105,12 @@ def test_an_enabled_model_copies(precision: str) -> None:
     assert plain(other, PROMPT, **settings).tolist() == plain(model, PROMPT, **settings).tolist()
 
 
-@pytest.mark.parametrize("is_users_own", [False, True])
-def test_int8_says_once_that_it_casts(caplog: pytest.LogCaptureFixture, is_users_own: bool) -> None:
+def test_int8_says_once_that_it_casts(caplog: pytest.LogCaptureFixture) -> None:
     """bitsandbytes says so at every layer of every forward."""
     logger = logging.getLogger("bitsandbytes.autograd._functions")
     for once in [each for each in logger.filters if type(each).__module__ == bnb.__name__]:
         logger.removeFilter(once)
-    own = {"quantization_config": tf.BitsAndBytesConfig(load_in_8bit=True)}
-    model = load(DRAFT, **(own if is_users_own else {"precision": "int8"}))
+    model = load(DRAFT, quantization_config=tf.BitsAndBytesConfig(load_in_8bit=True))
     with caplog.at_level(logging.WARNING):
         plain(model, PROMPT, max_new_tokens=4)
     assert sum(bnb.INT8_CASTS in record.getMessage() for record in caplog.records) == 1

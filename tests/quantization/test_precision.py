@@ -88,7 +88,7 @@ def test_tensor_parallelism_with_a_device_map_is_refused() -> None:
     assert caught.value.field == "device_map"
 
 
-@pytest.mark.parametrize(("precision", "extra"), [("fp8", "fp8"), ("int8", "bnb"), ("nf4", "bnb")])
+@pytest.mark.parametrize(("precision", "extra"), [("fp8", "fp8"), ("nf4", "bnb")])
 def test_a_missing_package_is_an_error_with_the_install_line(
     monkeypatch: pytest.MonkeyPatch, precision: str, extra: str
 ) -> None:

@@ -1,10 +1,14 @@
 """Facts of a loaded model's weights: its precision, how many numbers it has, and their bytes."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+from hf_specdec.kernels.packed import Packed
+from hf_specdec.kernels.packed_layout import Q8_0
 
 INT8_KIND, FOUR_BIT_KIND = "Linear8bitLt", "Linear4bit"  # of bitsandbytes, which need not be installed
 FP8_KIND = "Float8Tensor"  # of torchao
@@ -17,7 +21,15 @@ GGUF_ROWS = {  # transformers' modules whose weights stay packed, and the attrib
 
 
 def precision_of(model: nn.Module) -> str:
-    """`"fp8"`, `"int8"` or `"nf4"` where linear layers are, else the dtype, such as `"bfloat16"`."""
+    """`"fp8"`, `"int8"` or `"nf4"` where linear layers are, the format of most packed weights, such as `"Q4_K"`, or the
+    dtype, such as `"bfloat16"`.
+    """
+    packed = Counter[str]()
+    for module in model.modules():
+        if isinstance(module, Packed):
+            packed["int8" if module.kind == Q8_0 else module.kind.name] += module.weight.numel()
+    if packed:
+        return packed.most_common(1)[0][0]
     for module in model.modules():
         kind, weight = type(module).__name__, getattr(module, "weight", None)
         if type(weight).__name__ == FP8_KIND:
@@ -51,6 +63,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor
 
 
 def _numel(owner: nn.Module, name: str, weight: torch.Tensor) -> int:
+    if isinstance(owner, Packed) and name == "weight":
+        return owner.num_rows * owner.num_columns
     if (row := GGUF_ROWS.get((type(owner).__name__, name))) is not None:
         return weight.shape[:-1].numel() * int(getattr(owner, row))
     state = getattr(weight, "quant_state", None) if type(owner).__name__ == FOUR_BIT_KIND else None
