@@ -11,9 +11,12 @@ from typing import Any
 
 import openai
 import pytest
+import uvicorn
 from transformers import AutoTokenizer
 
 import hf_specdec
+from hf_specdec.api.many_prompts.shared_batch import SharedBatch
+from hf_specdec.tools.serve.protocol import CompletionRequest
 from tests.cli.conftest import Run
 
 PROMPT = "def saved(items):\n    return "
@@ -21,30 +24,26 @@ PROMPT = "def saved(items):\n    return "
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the server would run."""
-    from hf_specdec.tools.serve import server
+    """What uvicorn would run, and how; the reader of its requests."""
+    from hf_specdec.tools.serve import app
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
 
-    class Server:
-        started = True
+    def build_app(batch: SharedBatch, reader: Any, *, api_keys: list[str]) -> str:
+        batch.close()
+        settings.update(reader=reader, api_keys=api_keys)
+        return "app"
 
-        def __init__(self, app: Any, engine: Any, *, seconds: int, **settings: Any) -> None:
-            found.update(app=app, seconds=seconds)
-
-        def run(self, sockets: list[socket.socket]) -> None:
-            found["address"] = sockets[0].getsockname()
-
-    monkeypatch.setattr(server, "EndingServer", Server)
-    return found
+    monkeypatch.setattr(app, "build_app", build_app)
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: settings.update(options))
+    return settings
 
 
 def test_it_listens_on_this_machine_alone(run: Run, served: dict[str, Any]) -> None:
-    result = run("serve", "--port", "8123")
+    result = run("serve", "--port", "8123", "--shutdown-timeout", "5", "--limit-concurrency", "9")
     assert result.exit_code == 0, result.stderr
-    assert served["address"] == ("127.0.0.1", 8123)
-    assert served["seconds"] == 30
-    assert "http://127.0.0.1:8123/v1" in result.stderr
+    assert (served["host"], served["port"], served["api_keys"]) == ("127.0.0.1", 8123, [])
+    assert (served["timeout_graceful_shutdown"], served["limit_concurrency"]) == (5, 9)
     assert "--api-key" not in result.stderr
 
 
@@ -66,72 +65,20 @@ def test_a_key_that_every_request_would_carry_is_refused(run: Run, served: dict[
     assert not served
 
 
-def test_of_any_free_port_the_address_is_told(run: Run, served: dict[str, Any]) -> None:
-    result = run("serve", "--port", "0", "--shutdown-timeout", "5")
-    assert result.exit_code == 0, result.stderr
-    host, port = served["address"]
-    assert port
-    assert f"serving embedded on http://{host}:{port}/v1" in result.stderr
-    assert served["seconds"] == 5
+def test_a_configuration_of_the_command_is_the_most_that_requests_may_ask_for(run: Run, served: dict[str, Any]) -> None:
+    assert run("serve", "--lookahead-config=[7,5,7]").exit_code == 0
+    reader = served["reader"]
+    body = {"model": "embedded", "prompt": "x", "max_tokens": 4, "spec_method": "lookahead"}
+    for config, is_refused in (([5, 3, 5], False), ([15, 5, 15], True)):
+        inputs = reader.read(CompletionRequest(**body, spec_config=config))
+        (result,) = hf_specdec.generate_many(reader.model, [inputs], tokenizer=reader.tokenizer)
+        assert (result.error is not None) == is_refused
+        assert not is_refused or "must be at most 7, as reserved" in str(result.error)
 
 
-def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded(run: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        result = run("serve", "--port", str(other.getsockname()[1]), "--model", "no/such/model")
-    assert result.exit_code == 2
-    assert "Address already in use" in result.stderr
-    assert "serving" not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "reserved"),
-    [
-        (("--lookahead-config=[7,5,7]",), "LookaheadConfig"),
-        (("--spec-config", '{"num_nodes": 8}'), "AutoSpecConfig"),
-        (("--spec-method", "lookahead"), "NoneType"),
-    ],
-)
-def test_a_configuration_of_the_command_is_the_maximum_of_requests(
-    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reserved: str
-) -> None:
-    from hf_specdec.tools.serve import app
-
-    monkeypatch.setattr(app, "build_app", lambda engine, reader, api_keys: type(reader.reserved).__name__)
-    assert run("serve", *words).exit_code == 0
-    assert served["app"] == reserved
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--memory", "key"), "`--memory` must come with --api-key"),
-        (("--memory", "keys", "--api-key", "k"), "Did you mean 'key'?"),
-    ],
-)
-def test_a_memory_that_no_key_could_have_is_refused(run: Run, words: tuple[str, ...], told: str) -> None:
-    result = run("serve", *words)
-    assert result.exit_code == 2
-    assert told in " ".join(result.stderr.split())
-
-
-def test_limits_and_the_format_of_calls_reach_the_server(
-    run: Run, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hf_specdec.tools.serve import app
-
-    monkeypatch.setattr(app, "build_app", lambda engine, reader, api_keys: reader)
-    words = ("--max-body", "9", "--max-prompt-tokens", "8", "--max-tokens", "7", "--request-timeout", "6.5")
-    assert run("serve", *words, "--tool-parser", "mistral").exit_code == 0
-    limits = served["app"].limits
-    assert (limits.max_body, limits.max_prompt_tokens, limits.max_tokens, limits.request_timeout) == (9, 8, 7, 6.5)
-    assert "[TOOL_CALLS" in str(served["app"].chat_format.template).replace("\\", "")
-    result = run("serve", "--tool-parser", "mistrall")
-    assert result.exit_code == 2
-    assert "Did you mean 'mistral'" in " ".join(result.stderr.split())
-
-
-def test_without_the_extra_the_install_line_is_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "openai", "prometheus_client"])
+def test_without_the_extra_the_install_line_is_given(run: Run, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     result = run("serve")
     assert result.exit_code == 2
     assert 'pip install "hf_specdec[serve]"' in result.stderr

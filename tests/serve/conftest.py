@@ -9,12 +9,12 @@ from typing import Any
 import openai
 import pytest
 import torch
+import uvicorn
 
 import hf_specdec
+from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.tools.serve.app import build_app
-from hf_specdec.tools.serve.engine import ServingEngine
 from hf_specdec.tools.serve.requests import RequestReader
-from hf_specdec.tools.serve.server import EndingServer
 
 NAME = "embedded"
 CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}# assistant:"
@@ -63,14 +63,15 @@ def chat_tokenizer() -> Any:
 @contextlib.contextmanager
 def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **options: Any) -> Iterator[str]:
     """The base URL of a running server with four places; `script` forces its answers."""
-    max_queue, seconds = options.pop("max_queue", None), options.pop("seconds", 30)
-    shared: dict[str, Any] = {"spec_method": "plain"}
+    seconds = options.pop("seconds", 30)
+    shared: dict[str, Any] = {"spec_method": "plain", "max_batch_size": 4, "max_queue": options.pop("max_queue", None)}
     if (script := options.pop("script", None)) is not None:
         shared["logits_processor"] = [script]
     settings: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": None, "max_new_tokens": 16, **options}
-    engine = ServingEngine(model, tokenizer, max_batch_size=4, max_queue=max_queue, options=shared)
-    app = build_app(engine, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
-    server = EndingServer(app, engine, seconds=seconds, host="127.0.0.1", port=0, log_level="error")
+    batch = SharedBatch(model, tokenizer=tokenizer, **shared)
+    app = build_app(batch, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=seconds)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -81,6 +82,16 @@ def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **opt
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextlib.contextmanager
+def connected(model: Any, tokenizer: Any, *, key: str = "none", **options: Any) -> Iterator[openai.OpenAI]:
+    """A client of a running server."""
+    with (
+        serving(model, tokenizer, **options) as url,
+        openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client,
+    ):
+        yield client
 
 
 @pytest.fixture(scope="session")

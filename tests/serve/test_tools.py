@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import hf_specdec
 from hf_specdec.tools.serve.protocol import ChatRequest
 from hf_specdec.tools.serve.requests import RequestReader
-from tests.serve.conftest import NAME, Script, serving
+from tests.serve.conftest import NAME, Script, connected
 
 TEMPLATE = (
     "{% if tools %}# tools: {{ tools | tojson }} are called in <tool_call>\n{% endif %}"
@@ -56,10 +56,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def client(target: Any, tokenizer: Any) -> Iterator[openai.OpenAI]:
-    with (
-        serving(target, tokenizer, script=Script(tokenizer, answer), max_new_tokens=120) as url,
-        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found,
-    ):
+    with connected(target, tokenizer, script=Script(tokenizer, answer), max_new_tokens=120) as found:
         yield found
 
 
@@ -98,44 +95,18 @@ def test_a_loop_of_three_turns_calls_tools(client: openai.OpenAI, is_streamed: b
     assert all(len(one) == 9 and one.isalnum() for one in ids), "which templates of Mistral's models check"
 
 
-def test_a_stream_tells_arguments_as_they_are_written(client: openai.OpenAI) -> None:
-    """Each call begins with its name and number, and its arguments come in pieces, as the model writes them."""
-    messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
-    events = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0, stream=True)
-    told = [(event.choices[0].delta, event.choices[0].finish_reason) for event in events]
-    parts = [call for delta, _ in told for call in delta.tool_calls or ()]
-    assert [(call.index, call.function.name) for call in parts if call.id] == [(0, "weather"), (1, "weather")]
-    pieces = [[call.function.arguments for call in parts if call.index == number] for number in (0, 1)]
-    assert ["".join(one) for one in pieces] == ['{"city": "Bern"}', '{"city": "Genf", "days": 2}']
-    assert min(sum(map(bool, one)) for one in pieces) > 2
-    assert told[-1][1] == "tool_calls"
-    assert not any((delta.content or "").strip() for delta, _ in told)
-
-
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_call_that_is_cut_is_no_text(client: openai.OpenAI, is_streamed: bool) -> None:
-    """Its arguments are told as far as they are written, as in OpenAI's API; before its name it is left out."""
+def test_a_call_that_is_cut_is_left_out(client: openai.OpenAI, is_streamed: bool) -> None:
     messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
-    first = client.chat.completions.create(
-        model=NAME, messages=messages, tools=TOOLS, temperature=0, parallel_tool_calls=False
-    )
-    both = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0)
-    lengths = first.usage.completion_tokens + 4, both.usage.completion_tokens - 12  # type: ignore[union-attr]
-    for length in lengths:
-        given: dict[str, Any] = {"model": NAME, "messages": messages, "tools": TOOLS, "max_tokens": length}
-        answer = client.chat.completions.create(**given, temperature=0, stream=is_streamed)
-        if is_streamed:
-            state = ChatCompletionStreamState()
-            for chunk in answer:
-                state.handle_chunk(chunk)
-            choice: Any = state.current_completion_snapshot.choices[0]
-        else:
-            choice = answer.choices[0]
-        calls = [call.function.arguments for call in choice.message.tool_calls]
-        assert choice.finish_reason == "length" and not choice.message.content
-        assert calls[0] == '{"city": "Bern"}'
-        assert len(calls) == 1 + (length == lengths[1])
-        assert all('{"city": "Genf", "days": 2}'.startswith(one) and one for one in calls[1:])
+    options: dict[str, Any] = {"model": NAME, "messages": messages, "tools": TOOLS, "temperature": 0}
+    length = client.chat.completions.create(**options).usage.completion_tokens - 12
+    answer = client.chat.completions.create(**options, max_tokens=length, stream=is_streamed)
+    state = ChatCompletionStreamState()
+    for chunk in answer if is_streamed else ():
+        state.handle_chunk(chunk)
+    choice: Any = (state.current_completion_snapshot if is_streamed else answer).choices[0]
+    assert choice.finish_reason == "length" and not choice.message.content
+    assert [call.function.arguments for call in choice.message.tool_calls] == ['{"city": "Bern"}']
 
 
 def test_one_call_is_all_where_they_may_not_be_parallel(client: openai.OpenAI) -> None:
@@ -144,11 +115,12 @@ def test_one_call_is_all_where_they_may_not_be_parallel(client: openai.OpenAI) -
         choice = asked(client, messages, is_streamed=is_streamed, parallel_tool_calls=False)
         assert [call.function.arguments for call in choice.message.tool_calls] == ['{"city": "Bern"}']
         assert choice.finish_reason == "tool_calls"
-    whole = client.chat.completions.create(
-        model=NAME, messages=messages, tools=TOOLS, temperature=0, parallel_tool_calls=False
-    )
-    both = client.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, temperature=0)
-    assert whole.usage.completion_tokens < both.usage.completion_tokens  # type: ignore[union-attr]
+    options: dict[str, Any] = {"model": NAME, "messages": messages, "tools": TOOLS, "temperature": 0}
+    lengths = [
+        client.chat.completions.create(**options, parallel_tool_calls=many).usage.completion_tokens
+        for many in (False, True)
+    ]
+    assert lengths[0] < lengths[1]
 
 
 def test_no_tool_is_offered_where_none_may_be_called(client: openai.OpenAI) -> None:
@@ -181,10 +153,7 @@ def test_reasoning_is_split_off(client: openai.OpenAI, is_streamed: bool, tools:
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_reasoning_that_the_template_opens_is_split_off(target: Any, tokenizer: Any, is_streamed: bool) -> None:
     script = Script(tokenizer, lambda prompt: "so it is\n</think>\n\nYes.", opening="<think>\n")
-    with (
-        serving(target, tokenizer, script=script) as url,
-        openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client,
-    ):
+    with connected(target, tokenizer, script=script) as client:
         extra = {"chat_template_kwargs": {"enable_thinking": True}}
         messages: Any = [{"role": "user", "content": "x"}]
         choice = asked(client, messages, is_streamed=is_streamed, tools=openai.omit, extra_body=extra)
@@ -205,14 +174,19 @@ def called(arguments: str) -> dict[str, Any]:
     [
         ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id must come with the role tool"),
-        ({"messages": [{"role": "user"}]}, "content must be given"),
-        (called("{"), "must be a JSON object, but is '{'"),
-        (called('{"a": ' * 900 + "1" + "}" * 900), "must be a JSON object, but is"),
-        (called('{"a": "\\ud800"}'), "must be a JSON object, but is"),
+        ({"messages": [{"role": "user"}]}, "content must be set"),
+        (called("{"), "must be a JSON object, but are '{'"),
+        (called('{"a": ' * 900 + "1" + "}" * 900), "must be a JSON object, but are"),
+        (called('{"a": "\\ud800"}'), "must be a JSON object, but are"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "must be variables of the template"),
         ({"chat_template_kwargs": {"messages": []}}, "must be messages that the chat template takes"),
         ({"chat_template_kwargs": {"self": 1}}, "must be messages that the chat template takes"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools.0.function.name"),
+        ({"tool_choice": "required"}, "tool_choice must be one of tools"),
+        (
+            {"tools": [{**TOOLS[0], "function": {"name": "f", "strict": True}}]},
+            "tools: must be unset where <tool_call>",
+        ),
     ],
 )
 def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[str, Any], told: str) -> None:
@@ -222,7 +196,7 @@ def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[
 
 @pytest.mark.parametrize(
     ("template", "told"),
-    [("{{ messages }}", "the model's chat template takes none"), ("{{ tools }}", "--tool-parser of hf-specdec")],
+    [("{{ messages }}", "the model's chat template takes none"), ("{{ tools }}", "its chat template no <tool_call>")],
 )
 def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, told: str) -> None:
     from hf_specdec.tools.serve.requests import RequestError

@@ -1,46 +1,37 @@
-"""The server's routes: OpenAI's chat and text completions and responses, streamed or whole, over a `ServingEngine`."""
+"""The server's routes: OpenAI's chat and text completions and responses, streamed or whole, over a `SharedBatch`."""
 
 import asyncio
 import contextlib
 import functools
+import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from hf_specdec.errors import MissingExtraError, QueueFullError, SpecError, shown
-from hf_specdec.tools.serve.access import Access
-from hf_specdec.tools.serve.engine import Answer, ServingEngine
-from hf_specdec.tools.serve.metrics import Metrics, RequestTimes
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from hf_specdec.api.many_prompts.shared_batch import SharedBatch
+from hf_specdec.errors import QueueFullError, SpecError, shown
+from hf_specdec.tools.serve.engine import Answer
+from hf_specdec.tools.serve.metrics import Metrics
+from hf_specdec.tools.serve.protocol import Body, ChatRequest, CompletionRequest, GenerationRequest
+from hf_specdec.tools.serve.reply import AnswerText, Reply
 from hf_specdec.tools.serve.requests import RequestError, RequestReader
-from hf_specdec.tools.serve.text_stream import TextStream
+from hf_specdec.tools.serve.responses import NAMES, ResponsesReply, ResponsesRequest
 
-try:
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-    from pydantic import ValidationError
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-
-    from hf_specdec.tools.serve.protocol import Body, ChatRequest, CompletionRequest, GenerationRequest
-    from hf_specdec.tools.serve.reply import Choice, Reply
-    from hf_specdec.tools.serve.responses import NAMES, ResponsesReply, ResponsesRequest
-except ImportError as error:
-    raise MissingExtraError("fastapi", "serve", "The server") from error
-
-
-ROUTES = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, GET /v1/models, GET /health and GET /metrics"
-)
 READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
 logger = logging.getLogger("hf_specdec")
 AnyBody = TypeVar("AnyBody", bound=Body)
-MakeReply = Callable[[Any, Sequence[Choice], int], Reply]  # of the body, its texts and the tokens of the prompt
 
 
-def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequence[str] = ()) -> FastAPI:
-    """The application for an ASGI server.
+def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[str] = ()) -> FastAPI:
+    """Build the application for an ASGI server, which closes the batch at its end.
 
     Args:
         api_keys (`Sequence[str]`, *optional*): of which a request must carry one as its bearer token.
@@ -49,174 +40,134 @@ def build_app(engine: ServingEngine, reader: RequestReader, *, api_keys: Sequenc
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(batch.close)
 
-    metrics = Metrics(reader.name)
+    def check_key(request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        sent = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        request.state.api_key = next((key for key in api_keys if hmac.compare_digest(sent, key.encode())), None)
+        if api_keys and request.state.api_key is None:
+            raise RequestError(401, "the API key is missing or wrong", "invalid_api_key")
 
+    metrics = Metrics(reader.name, batch)
+    server = _Server(batch, reader, metrics)
     app = FastAPI(title="hf_specdec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    server = _Server(engine, reader, metrics)
+    routes = APIRouter(dependencies=[Depends(check_key)])
     model = {"id": reader.name, "object": "model", "created": int(time.time()), "owned_by": "hf_specdec"}
 
-    app.add_middleware(Access, api_keys=api_keys, refuse=_refused, metrics=metrics)
-
-    @app.exception_handler(RequestError)
-    async def refuse(request: Request, error: RequestError) -> JSONResponse:
-        request.state.told["error"] = error.message
-        return _refused(error)
-
-    @app.exception_handler(404)
-    @app.exception_handler(405)
-    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
-        described = _described(_not_served(request, error.status_code))
-        return JSONResponse({"error": described}, status_code=error.status_code, headers=error.headers)
-
     @app.api_route("/health", methods=READING)
-    async def health() -> JSONResponse:
-        return JSONResponse({"status": "ending"}, 503) if engine.is_ending else JSONResponse({"status": "ok"})
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
 
-    @app.api_route("/metrics", methods=READING)
-    async def all_metrics() -> PlainTextResponse:
-        running, waiting = engine.num_running, engine.num_waiting
-        text = metrics.text(num_requests_running=running, num_requests_waiting=waiting)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    @routes.api_route("/metrics", methods=READING)
+    async def all_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.api_route("/v1/models", methods=READING)
+    @routes.api_route("/v1/models", methods=READING)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 
-    @app.api_route("/v1/models/{name:path}", methods=READING)
-    async def model_called(name: str) -> dict[str, Any]:
+    @routes.api_route("/v1/models/{name:path}", methods=READING)
+    async def model_by_name(name: str) -> dict[str, Any]:
         reader.check_name(name)
         return model
 
-    _add_completions(app, server)
+    routes.post("/v1/chat/completions")(server.chat)
+    routes.post("/v1/completions")(server.complete)
+    routes.post("/v1/responses")(server.respond)
+    app.include_router(routes)
+    _add_errors(app, metrics)
     return app
 
 
-def _add_completions(app: FastAPI, server: "_Server") -> None:
-    """Add the routes that generate."""
+def _add_errors(app: FastAPI, metrics: Metrics) -> None:
+    """Answer errors in the API's form."""
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await server.answer(request, await server.body(request, ChatRequest))
+    @app.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> JSONResponse:
+        metrics.add("request_failure", 1, error.status)
+        headers = {"retry-after": "1"} if error.status == 429 else None
+        return JSONResponse({"error": error.described()}, status_code=error.status, headers=headers)
 
-    @app.post("/v1/completions")
-    async def complete(request: Request) -> Response:
-        return await server.answer(request, await server.body(request, CompletionRequest))
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        refusal = RequestError(error.status_code, f"{request.method} {request.url.path} is not served", "unknown_url")
+        return JSONResponse({"error": refusal.described()}, status_code=error.status_code, headers=error.headers)
 
-    @app.post("/v1/responses")
-    async def respond(request: Request) -> Response:
-        asked = await server.body(request, ResponsesRequest)
-        try:
-            with _checked():
-                chat = asked.as_chat()
-            return await server.answer(request, chat, functools.partial(ResponsesReply, asked))
-        except RequestError as error:
-            raise error.renamed(NAMES) from error
+    @app.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)
 
-
-def _not_served(request: Request, status: int) -> RequestError:
-    """Error for a path or a method that is not served."""
-    message = f"{request.method} {request.url.path} is not served; there are {ROUTES}"
-    return RequestError(status, message, "unknown_url")
-
-
-@contextlib.contextmanager
-def _checked() -> Iterator[None]:
-    """Raise RequestError for the first field that is wrong."""
-    try:
-        yield
-    except ValidationError as error:
-        raise _wrong_field(error) from error
-
-
-def _wrong_field(error: ValidationError) -> RequestError:
-    found = error.errors(include_url=False, include_context=False)
-    first, place = found[0], found[0]["loc"][:-1]
-    if found[0]["loc"][-1:] == ("str",):  # one type of a union: the error of the type that was read furthest counts
-        first = max((one for one in found if one["loc"][: len(place)] == place), key=lambda one: len(one["loc"]))
-    parts = [str(part) for part in first["loc"]]
-    field = ".".join(part for part in parts if part != "str" and "[" not in part)  # of a union pydantic names the type
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "the server does not know this field, and would ignore it"
-    elif first["type"] != "value_error" and parts:  # ours show the value where it tells something
-        message = f"{message}, but is {shown(first['input'])}"
-    return RequestError(400, f"{field or 'body'}: {message}", "invalid_request", field or None)
+    @app.exception_handler(Exception)
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        return await refuse(request, RequestError(500, f"{type(error).__name__} in the server", "server_error"))
 
 
 class _Server:
-    """Answers checked requests."""
+    """Answers requests for completions and responses."""
 
-    def __init__(self, engine: ServingEngine, reader: RequestReader, metrics: Metrics) -> None:
-        self.engine, self.reader, self.metrics = engine, reader, metrics
+    def __init__(self, batch: SharedBatch, reader: RequestReader, metrics: Metrics) -> None:
+        self.batch, self.reader, self.metrics = batch, reader, metrics
 
-    async def body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
-        """The checked body.
+    async def chat(self, request: Request) -> Response:
+        """Answer `/v1/chat/completions`."""
+        return await self._answer(request, _checked(ChatRequest, await request.body()), Reply)
 
-        Raises:
-            RequestError: it is too large or no JSON, a field is wrong or unknown, the server ends, or the client has
-                hung up.
-        """
-        if self.engine.is_ending:
-            raise RequestError(503, "the server ends", "server_shutdown")
-        found, most = bytearray(), self.reader.limits.max_body
+    async def complete(self, request: Request) -> Response:
+        """Answer `/v1/completions`."""
+        return await self._answer(request, _checked(CompletionRequest, await request.body()), Reply)
+
+    async def respond(self, request: Request) -> Response:
+        """Answer `/v1/responses`."""
+        body = _checked(ResponsesRequest, await request.body())
         try:
-            async for part in request.stream():
-                found += part
-                if len(found) > most:
-                    message = f"the body must have at most {most:,} bytes (--max-body)"
-                    raise RequestError(413, message, "request_too_large")
-        except ClientDisconnect as error:
-            raise RequestError(499, "the client has hung up", "client_closed_request") from error
-        with _checked():
-            return kind.model_validate_json(bytes(found))
+            chat = _checked(ChatRequest, body.as_chat)
+            return await self._answer(request, chat, functools.partial(ResponsesReply, body))
+        except RequestError as error:
+            for name, other in NAMES.items():
+                if error.param is not None and f"{error.param}.".startswith(f"{name}."):
+                    message, param = (text.replace(name, other, 1) for text in (error.message, error.param))
+                    raise RequestError(error.status, message, error.code, param) from error
+            raise
 
-    def _read(self, body: GenerationRequest, api_key: str | None) -> list[dict[str, Any]]:
-        """Inputs for the engine. Stop strings are compared with the whole vocabulary, which may take seconds."""
-        inputs = {**self.reader.read(body, api_key), "spec_observer": self.metrics.add_step}
-        return self.reader.each_text(body, self.engine.prepared(inputs))
-
-    async def answer(self, request: Request, body: GenerationRequest, make_reply: MakeReply = Reply) -> Response:
-        """Answer a checked request."""
-        texts = await asyncio.to_thread(self._read, body, request.state.api_key)
-        reply = make_reply(body, *self._choices(body, texts))
-        request.state.told.update(prompt_tokens=reply.prompt_tokens, model=body.model, stream=bool(body.stream))
+    async def _answer(self, request: Request, body: GenerationRequest, make_reply: Callable[..., Reply]) -> Response:
+        started = time.perf_counter()
+        inputs = await asyncio.to_thread(self.reader.read, body, request.state.api_key)
+        prompt_ids = inputs["input_ids"][0].tolist()
+        text = AnswerText(self.reader, body, prompt_ids, inputs["max_new_tokens"])
+        reply = make_reply(body, text, len(prompt_ids))
         try:
-            answer = self.engine.submit(texts, asyncio.get_running_loop())
+            answer = Answer(self.batch, inputs, self.reader.tokenizer)
         except QueueFullError as error:
-            message = f"the server is busy: {error}"
-            raise RequestError(429, message, "rate_limit_exceeded") from error
-        self.metrics.add("prompt_tokens", reply.prompt_tokens)
-        if (seconds := self.reader.limits.request_timeout) is not None:
-            message = f"the answer took more than {seconds:g} seconds (--request-timeout)"
-            answer.end_after(seconds, RequestError(504, message, "request_timeout"))
-        times = RequestTimes(self.metrics, request.state.told, request.state.started)
-        pieces = _pieces(answer, reply, times)
+            raise RequestError(429, f"the server is busy: {error}", "rate_limit_exceeded") from error
+        self.metrics.add("prompt_tokens", len(prompt_ids))
+        deltas = self._deltas(answer, text, started)
         if body.stream:
-            return _EventStream(answer, _events(answer, reply, pieces, times))
+            return _EventStream(answer, _events(answer, reply, deltas))
         watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
         try:
-            async for _ in pieces:
+            async for _ in deltas:
                 pass
+            return Response(
+                reply.whole(answer.result).model_dump_json(exclude_unset=True, by_alias=True),
+                media_type="application/json",
+            )
         except Exception as error:
             raise _refusal(error) from error
         finally:
             watcher.cancel()
             answer.cancel()
-        return JSONResponse(reply.whole(answer.results))
 
-    def _choices(self, body: GenerationRequest, texts: Sequence[dict[str, Any]]) -> tuple[list[Choice], int]:
-        """The texts that are to come, and the tokens of their prompt."""
-        reader, prompt_ids = self.reader, texts[0]["input_ids"][0].tolist()
-        choices = []
-        for index in range(len(texts)):
-            parser = reader.chat_parser(body, prompt_ids)
-            skipped = None if parser.skipped is None else parser.skipped | reader.end_tokens
-            text = TextStream(reader.tokenizer, body.stop_strings, skipped)
-            limit = texts[index]["max_new_tokens"]
-            choices.append(Choice(index, text, parser, reader.token_text, reader.end_tokens, limit))
-        return choices, len(prompt_ids)
+    async def _deltas(self, answer: Answer, text: AnswerText, started: float) -> AsyncIterator[dict[str, Any]]:
+        """Yield what is certain of the answer, counted; it ends with as many calls as it may have."""
+        first = 0.0
+        async for new in answer:
+            first = first or time.perf_counter()
+            yield text.push(new)
+            if text.is_complete:
+                answer.end()
+        yield text.end(answer.result.token_ids)
+        self.metrics.add_answer(answer.result, text.finish_reason, started, first)
 
 
 class _EventStream(StreamingResponse):
@@ -239,43 +190,41 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     answer.cancel()
 
 
-Certain = tuple[dict[str, Any], list[dict[str, Any]]]  # a delta and its log-probabilities
-Pieces = AsyncIterator[tuple[int, Certain, bool]]  # of a text by its number, and whether it ends here
-
-
-async def _pieces(answer: Answer, reply: Reply, times: RequestTimes) -> Pieces:
-    """Yield what is certain of the answer's texts, counted; a text that has as many calls as it may ends."""
-    async for index, new in answer:
-        choice = reply.choices[index]
-        if new is not None:
-            times.add_tokens(index, len(new.token_ids))
-            yield index, choice.push(new), False
-            if choice.parser.is_complete:
-                answer.end_text(index)
-        else:
-            result = answer.result(index)
-            yield index, choice.end(result), True
-            times.end_text(index, result.stats, len(result.token_ids), choice.finish_reason)
-
-
-async def _events(answer: Answer, reply: Reply, pieces: Pieces, times: RequestTimes) -> AsyncIterator[str]:
-    """Server-sent events."""
+async def _events(answer: Answer, reply: Reply, deltas: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Yield server-sent events."""
     try:
         yield reply.first_events()
-        async for index, (delta, logprobs), is_end in pieces:
-            if delta or logprobs:
-                yield reply.event(index, delta, logprobs)
-            if is_end:
-                yield reply.last_event(index)
-        yield reply.last_events(answer.results)
+        async for delta in deltas:
+            if delta:
+                yield reply.event(delta)
+        yield reply.last_events(answer.result)
     except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
-        refusal = _refusal(error)
-        times.told["error"] = refusal.message
-        yield reply.error_event(_described(refusal))
+        yield reply.error_event(_refusal(error).described())
+
+
+def _checked(kind: type[AnyBody], body: bytes | Callable[[], AnyBody]) -> AnyBody:
+    """Check a body; the first field that is wrong is a RequestError."""
+    try:
+        return kind.model_validate_json(body) if isinstance(body, bytes) else body()
+    except ValueError as error:
+        if not isinstance(error, ValidationError):
+            raise RequestError(400, str(error), "invalid_request", str(error).partition(" ")[0]) from error
+        errors = error.errors(include_url=False, include_context=False)
+    first, place = errors[0], errors[0]["loc"][:-1]
+    inside = [error for error in errors if error["loc"][: len(place)] == place]
+    first = max(inside, key=lambda error: len(error["loc"]))  # of a union's types the one that was read furthest
+    parts = [str(part) for part in first["loc"]]
+    field = ".".join(part for part in parts if part != "str" and "[" not in part)  # of a union pydantic names the type
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "the server does not know this field, and would ignore it. Leave it out"
+    elif first["type"] != "value_error" and parts:  # ours show the value where it tells something
+        message = f"{message}, but is {shown(first['input'])}"
+    raise RequestError(400, f"{field or 'body'}: {message}", "invalid_request", field or None)
 
 
 def _refusal(error: Exception) -> RequestError:
-    """Error for a request that failed while it was decoded."""
+    """Return the error for a request that failed while it was decoded."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, ValueError) or type(error) is SpecError:  # SpecError: of a grammar that allows no token more
@@ -283,14 +232,3 @@ def _refusal(error: Exception) -> RequestError:
     if not isinstance(error, CancelledError):  # of a client that has hung up
         logger.error("a request failed while it was decoded", exc_info=error)
     return RequestError(500, f"{type(error).__name__} while decoding", "server_error")
-
-
-def _refused(error: RequestError) -> JSONResponse:
-    headers = {429: {"retry-after": "1"}, 503: {"retry-after": "1"}, 504: {"x-should-retry": "false"}}
-    return JSONResponse({"error": _described(error)}, status_code=error.status, headers=headers.get(error.status))
-
-
-def _described(error: RequestError) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error"}
-    kind = kinds.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return {"message": error.message, "type": kind, "param": error.param, "code": error.code}

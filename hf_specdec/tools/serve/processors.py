@@ -1,4 +1,4 @@
-"""Logits processors of requests: log-probabilities for clients, and penalties of OpenAI's API."""
+"""A logits processor that keeps the log-probabilities of tokens for clients."""
 
 from typing import NamedTuple
 
@@ -36,24 +36,3 @@ class LogprobRecorder:
         row = self._rows.pop(place)
         values, tokens = row.topk(self.num_top)
         return TokenScore(token, float(row[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
-
-
-class GeneratedTokenPenalties:
-    """Presence and frequency penalties, by the formula of OpenAI's API, over an answer's own tokens.
-
-    Args:
-        presence (`float`): taken from the logits of every token that the answer holds.
-        frequency (`float`): taken from them for each time that it holds the token.
-        prompt_length (`int`): tokens of the text that are not the answer's.
-    """
-
-    row_safe = True
-
-    def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
-        self.presence, self.frequency, self.prompt_length = presence, frequency, prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Penalise `(batch, vocab_size)` scores by `(batch, length)` ids."""
-        new = input_ids[:, self.prompt_length :]  # (batch, new)
-        counts = torch.zeros_like(scores).scatter_add_(1, new, scores.new_ones(new.shape))  # (batch, vocab_size)
-        return scores - self.frequency * counts - self.presence * (counts > 0)

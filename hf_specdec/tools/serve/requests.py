@@ -2,9 +2,9 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
@@ -15,16 +15,14 @@ from hf_specdec.call.arguments import NONE
 from hf_specdec.errors import ConfigError, MissingExtraError, counted
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.entry import Method, MethodState
+from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import resolve
-from hf_specdec.tools.serve.answer_grammars import answer_grammar
-from hf_specdec.tools.serve.chat_format import FORMATS, ChatFormat
-from hf_specdec.tools.serve.chat_parser import ChatParser
-from hf_specdec.tools.serve.limits import ServerLimits, check_request
-from hf_specdec.tools.serve.processors import GeneratedTokenPenalties
+from hf_specdec.tools.serve.calls import CALL, ChatFormat, ChatParser
+from hf_specdec.tools.serve.grammars import answer_grammar
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
-Memory = Literal["request", "key", "shared"]
+MAX_STEP_BUDGET = 128  # tokens that a step of a request with its own configuration computes
+OF_THE_SERVER = ("engine", "costs", "max_pool_tokens", "max_recycled", "max_keys")  # next to device lists
 
 
 class RequestError(Exception):
@@ -33,6 +31,7 @@ class RequestError(Exception):
     Args:
         status (`int`): of HTTP.
         code (`str`): OpenAI's code, or one in its manner.
+        param (`str`, *optional*): the field.
     """
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
@@ -41,16 +40,14 @@ class RequestError(Exception):
 
     @classmethod
     def of_field(cls, field: str, message: str, code: str = "invalid_value") -> "RequestError":
-        """Error for a field, which the message names."""
+        """Make an error for a field, which the message names."""
         return cls(400, f"{field}: {message}", code, field)
 
-    def renamed(self, names: Mapping[str, str]) -> "RequestError":
-        """The same error, its field under another name where `names` has one."""
-        field = next((name for name in names if f"{self.param}.".startswith(f"{name}.")), None)
-        if field is None or self.param is None:
-            return self
-        message = self.message.replace(field, names[field], 1)
-        return RequestError(self.status, message, self.code, self.param.replace(field, names[field], 1))
+    def described(self) -> dict[str, Any]:
+        """Return the error as OpenAI's API writes it."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +57,10 @@ class RequestReader:
     Attributes:
         name (`str`): what clients call the model.
         spec_method (`str`): of a request that names none; `spec_config` is its configuration.
-        reserved (`SpecConfig`, *optional*): the maximum of requests for its method, see `check_request`.
-        draft_model: for methods that take one.
-        draft_tokenizer: its own, where that is not the target's.
         max_new_tokens (`int`): of a request that does not say how many it wants.
-        memory (`str`): what methods draft from next to the request's own text: `"request"` for nothing, `"key"` for
-            earlier requests of the same API key, `"shared"` for those of all. With `"shared"`, prompts also begin with
-            the keys and values of all, else with those of the same API key.
-        limits (`ServerLimits`): the most that a request may ask for.
-        tool_parser (`str`, *optional*): how the model writes tool calls, see `ChatFormat.of`.
-        chat_format (`ChatFormat`): of its answers.
+        draft_model: for methods that take one; `draft_tokenizer` is its own, where that is not the target's.
+        shares_texts (`bool`): whether methods draft from earlier requests, and prompts begin with the keys and values
+            of all; else only with those of the same API key.
     """
 
     model: Any
@@ -78,98 +69,47 @@ class RequestReader:
     spec_method: str
     spec_config: Any
     max_new_tokens: int
-    reserved: SpecConfig | None = None
     draft_model: Any = None
     draft_tokenizer: Any = None
-    memory: Memory = "request"
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    tool_parser: str | None = None
+    shares_texts: bool = False
     chat_format: ChatFormat = field(init=False)
-    _method_states: dict[str, MethodState] = field(default_factory=dict)  # by API key
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "chat_format", ChatFormat.of(self.tokenizer, self.tool_parser))
+        object.__setattr__(self, "chat_format", ChatFormat.of(self.tokenizer, self.model))
 
     def read(self, request: GenerationRequest, api_key: str | None = None) -> dict[str, Any]:
-        """Inputs of `generate` for one sequence, `(1, length)` ids among them.
+        """Return inputs of `generate` for one sequence, `(1, length)` ids among them.
 
         Raises:
-            RequestError: an unknown model or method, or a prompt that the model cannot read.
+            RequestError: an unknown model or method, or a field that the model cannot obey.
         """
         self.check_name(request.model)
         ids = self._token_ids(request)
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
-        inputs["max_new_tokens"] = self._limit(request, len(ids))
-        inputs["cache_salt"] = None if self.memory == "shared" else api_key
-        inputs |= request.sampling() | self._method(request, api_key)
-        self._check_tokens("logit_bias", request.logit_bias or {}, "invalid_value")
-        if request.presence_penalty or request.frequency_penalty:
-            penalties = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
-            inputs["logits_processor"] = [GeneratedTokenPenalties(*penalties, prompt_length=len(ids))]
-        if (grammar := self._grammar(request, ids)) is not None:
-            inputs["logits_processor"] = [*inputs.get("logits_processor", ()), grammar]
-        if request.num_logprobs is not None:
-            inputs |= self._after_recorder(inputs) | {"num_logprobs": request.num_logprobs}
-        if request.stop_strings:
-            inputs["stop_strings"] = request.stop_strings
-        return inputs if request.seed is None else {**inputs, "seed": request.seed}
+        self._check_tokens("prompt", ids)
+        self._check_tokens("logit_bias", request.logit_bias)
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([ids]),
+            "attention_mask": torch.ones(1, len(ids)).long(),
+            "max_new_tokens": self._limit(request, len(ids)),
+            "cache_salt": None if self.shares_texts else api_key,
+            **request.sampling(),
+            **self._method(request),
+        }
+        if request.stop:
+            inputs["stop_strings"] = request.stop
+        grammar = self._grammar(request, ids) if isinstance(request, ChatRequest) else None
+        if grammar is not None:
+            inputs["logits_processor"] = [grammar]
+        if isinstance(request, ChatRequest) and request.logprobs:
+            inputs |= self._after_recorder(inputs)
+            inputs["num_logprobs"] = request.top_logprobs or 0
+        return inputs
 
-    def each_text(self, request: GenerationRequest, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Inputs of each of the request's `n` texts; text i has the request's seed + i.
-
-        Raises:
-            RequestError: several texts are asked for where all would be the same.
-        """
-        if request.n > 1 and not inputs.get("do_sample", self.model.generation_config.do_sample):
-            message = f"must be 1 where nothing is drawn, but is {request.n}; set a temperature above 0"
-            raise RequestError.of_field("n", message)
-        if request.seed is None:
-            return [inputs] * request.n
-        return [{**inputs, "seed": request.seed + index} for index in range(request.n)]
-
-    def _grammar(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> Any:
-        """The grammar of a request's answer; `None` without one."""
+    def chat_parser(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> ChatParser:
+        """Make a parser of one answer's reasoning and tool calls."""
         if not isinstance(request, ChatRequest):
-            return None
-        forced, form = request.forced_tools, request.response_format
-        schema = None if form is None or forced else form.schema_in_json
-        is_strict = any(tool["function"].get("strict") for tool in request.offered_tools)
-        tools = forced or (request.offered_tools if is_strict or schema is not None else [])
-        if not tools and schema is None:
-            return None
-        field = "tool_choice" if forced else "response_format" if schema is not None else "tools"
-        after_text = not forced and schema is None
-        try:
-            if tools and self.chat_format.name is None:
-                rule = f"must name one of {', '.join(FORMATS)} for grammars of calls"
-                raise ConfigError("--tool-parser", rule, self.tool_parser, "It is an option of the server.")
-            found = answer_grammar(
-                self.tokenizer,
-                self.end_tokens,
-                schema=schema,
-                tools=tools,
-                call_format=self.chat_format.name,
-                many=request.parallel_tool_calls and (not forced or request.tool_choice == "required"),
-                after_text=after_text,
-                opened="" if after_text else self.chat_format.opened(prompt_ids),
-            )
-        except (ConfigError, MissingExtraError) as error:
-            message = " ".join(str(error).split())
-            if isinstance(error, ConfigError) and error.field == "lark":
-                message = f"{error.rule}. {error.remedy}"
-            raise RequestError.of_field(field, message) from error
-        return found
-
-    def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The processors that generate makes of settings, as processors of the caller's: a recorder comes first."""
-        penalty, bias = inputs.get("repetition_penalty"), inputs.get("sequence_bias")
-        config = self.model.generation_config
-        penalty = config.repetition_penalty if penalty is None else penalty
-        processors: list[Any] = [] if bias is None else [SequenceBiasLogitsProcessor(bias)]
-        if penalty not in (None, 1.0):
-            processors.append(RepetitionPenaltyLogitsProcessor(penalty))
-        processors += inputs.get("logits_processor", [])
-        return {"repetition_penalty": 1.0, "sequence_bias": None, "logits_processor": processors}
+            return ChatParser()
+        return self.chat_format.parser(prompt_ids, request.offered_tools)
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -177,120 +117,131 @@ class RequestReader:
         ends = self.model.generation_config.eos_token_id
         return frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
 
-    def token_text(self, token: int) -> str:
-        """The text of one token."""
-        return str(self.tokenizer.decode([token]))
-
     def check_name(self, name: str) -> None:
         """Raise RequestError unless it is the model's."""
         if name != self.name:
             message = f"the model {name!r} does not exist; there is {self.name!r}"
             raise RequestError(404, message, "model_not_found", "model")
 
-    def _token_ids(self, request: GenerationRequest) -> list[int]:
-        ids = self._encode(request)
-        if not ids:
-            raise RequestError(400, "the prompt must hold at least one token", "invalid_prompt", "prompt")
-        self._check_tokens("prompt", ids, "invalid_prompt")
-        return ids
-
-    def _check_tokens(self, field: str, ids: Iterable[int], code: str) -> None:
+    def _check_tokens(self, field: str, ids: Iterable[int]) -> None:
         vocab_size = compat.text_config(self.model.config).vocab_size
         if not all(0 <= token < vocab_size for token in ids):
-            raise RequestError.of_field(field, f"token ids must be 0 to {vocab_size - 1}", code)
+            raise RequestError.of_field(field, f"token ids must be 0 to {vocab_size - 1}")
 
-    def _encode(self, request: GenerationRequest) -> list[int]:
+    def _token_ids(self, request: GenerationRequest) -> list[int]:
         if isinstance(request, ChatRequest):
-            if getattr(self.tokenizer, "chat_template", None) is None:
-                message = "the model has no chat template; use /v1/completions"
-                raise RequestError(400, message, "chat_not_supported", "messages")
-            messages = [message.for_template() for message in request.messages]
-            try:
-                text = chat_text(self.tokenizer, messages, **self._template_options(request))
-            except ConfigError as error:
-                raise RequestError(400, str(error), "invalid_prompt", "messages") from error
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        assert isinstance(request, CompletionRequest)
-        return list(self.tokenizer(request.prompt)["input_ids"]) if isinstance(request.prompt, str) else request.prompt
+            ids = self.tokenizer(self._chat_text(request), add_special_tokens=False)["input_ids"]
+        else:
+            assert isinstance(request, CompletionRequest)
+            prompt = request.prompt
+            ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        if not ids:
+            raise RequestError.of_field("prompt", "must hold at least one token")
+        return list(ids)
 
-    def _template_options(self, request: ChatRequest) -> dict[str, Any]:
-        """Options of the chat template."""
+    def _chat_text(self, request: ChatRequest) -> str:
         options, tools = request.chat_template_kwargs, request.offered_tools
-        known = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        if taken := sorted(options.keys() & known.keys()):
+        if self.tokenizer.chat_template is None:
+            raise RequestError.of_field("messages", "the model has no chat template; use /v1/completions")
+        if taken := sorted(options.keys() & inspect.signature(self.tokenizer.apply_chat_template).parameters.keys()):
             message = f"must be variables of the template, but holds {taken[0]!r}"
             raise RequestError.of_field("chat_template_kwargs", message)
-        if not tools:
-            return options
-        if "tools" not in self.tokenizer.get_chat_template(tools=tools):
-            raise RequestError.of_field("tools", "the model's chat template takes none", "tools_not_supported")
-        if not self.chat_format.calls:
-            message = "the chat template does not show how the model writes calls; --tool-parser of hf-specdec serve "
-            message += f"names one of {', '.join(FORMATS)}, or a response template"
-            raise RequestError.of_field("tools", message, "tools_not_supported")
-        return {"tools": tools, **options}
-
-    def chat_parser(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> ChatParser:
-        """A parser of one answer's reasoning and tool calls."""
-        if not isinstance(request, ChatRequest):
-            return ChatParser()
-        most = None if request.parallel_tool_calls else 1
-        return self.chat_format.parser(prompt_ids, request.offered_tools, most)
+        if tools:
+            if "tools" not in self.tokenizer.get_chat_template(tools=tools):
+                raise RequestError.of_field("tools", "the model's chat template takes none. Leave them out")
+            if not self.chat_format.call_fields:
+                message = f"the tokenizer has no response_template and its chat template no {CALL} that shows calls"
+                raise RequestError.of_field("tools", message)
+            options = {"tools": tools, **options}
+        try:
+            return chat_text(self.tokenizer, [message.for_template() for message in request.messages], **options)
+        except ValueError as error:
+            raise RequestError.of_field("messages", str(error)) from error
 
     def _limit(self, request: GenerationRequest, length: int) -> int:
-        """New tokens that the model has positions for."""
+        """Return the most new tokens, for which the model has positions."""
         positions = compat.max_positions(self.model.config)
-        limit_field, wanted = request.limit
-        for found, most, name, option in (
-            (length, self.limits.max_prompt_tokens, "prompt", "--max-prompt-tokens"),
-            (wanted, self.limits.max_tokens, limit_field, "--max-tokens"),
-        ):
-            if most is not None and (found or 0) > most:
-                message = f"must be at most {counted(most, 'token')} on this server ({option}), but is {found}"
-                raise RequestError.of_field(name, message)
+        field, most = request.limit
         room = None if positions is None else positions - length
-        if room is not None and (room < 1 or (wanted is not None and wanted > room)):
-            asked = f"{counted(length, 'token')} in the prompt and {counted(wanted or 1, 'new one')}"
-            message = f"the model has {positions} positions, but the request needs more: {asked}"
-            field = "prompt" if room < 1 or wanted is None else limit_field
-            raise RequestError(400, message, "context_length_exceeded", field)
-        wanted = min(self.max_new_tokens, self.limits.max_tokens or self.max_new_tokens) if wanted is None else wanted
-        return wanted if room is None else min(wanted, room)
+        if room is not None and room < (most or 1):
+            wanted = f"{counted(length, 'token')} in the prompt and {counted(most or 1, 'new token')}"
+            message = f"the model has {positions} positions, but the request needs more: {wanted}"
+            param = "prompt" if room < 1 or most is None else field
+            raise RequestError(400, message, "context_length_exceeded", param)
+        return most or min(self.max_new_tokens, room or self.max_new_tokens)
 
-    def _method(self, request: GenerationRequest, api_key: str | None) -> dict[str, Any]:
-        """The method, its configuration and its draft model, with the memory that is the request's to use."""
+    def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the processors that generate makes of settings as the caller's, since a recorder comes first."""
+        bias = inputs.get("sequence_bias")
+        penalty = inputs.get("repetition_penalty", self.model.generation_config.repetition_penalty)
+        processors: list[Any] = [] if bias is None else [SequenceBiasLogitsProcessor(bias)]
+        if penalty not in (None, 1.0):
+            processors.append(RepetitionPenaltyLogitsProcessor(penalty))
+        processors += inputs.get("logits_processor", [])
+        return {"repetition_penalty": 1.0, "sequence_bias": None, "logits_processor": processors}
+
+    def _grammar(self, request: ChatRequest, prompt_ids: Sequence[int]) -> Any:
+        """Make the grammar of a request's answer; `None` without one."""
+        forced = request.forced_tools
+        schema = None if forced else request.grammar_schema
+        is_strict = any(tool["function"].get("strict") for tool in request.offered_tools)
+        tools = forced or (request.offered_tools if is_strict or schema is not None else [])
+        if not tools and schema is None:
+            return None
+        param = "tool_choice" if forced else "response_format" if schema is not None else "tools"
+        if tools and not self.chat_format.is_hermes:
+            message = (
+                f"no calls can be required, strict or beside a response_format, since the model's are not in {CALL}"
+            )
+            raise RequestError.of_field(param, f"{message}. Set tool_choice to 'auto' or 'none', and strict to false")
         try:
-            asked = request.spec_method
-            method = resolve(self.spec_method if asked is None else "plain" if asked == NONE else asked)
-            own = self.spec_config if method.name == resolve(self.spec_method).name else None
-            config = method.config_class.parse(own)
-            if request.spec_config is not None:
-                base = config if type(self.reserved) is type(config) else None
-                config = method.config_class.parse(request.spec_config, base=base)
-                check_request(config, self.reserved)
-            keeps_texts = self.memory == "shared" or (self.memory == "key" and api_key is not None)
-            if not keeps_texts and getattr(config, "pool", None) == "shared":
-                config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has one
+            return answer_grammar(
+                self.tokenizer,
+                self.end_tokens,
+                schema=schema,
+                tools=tools,
+                many=request.parallel_tool_calls and request.tool_choice in ("auto", "required"),
+                after_text=not forced and schema is None,
+                after_reasoning=self.chat_format.opens_reasoning(prompt_ids),
+            )
+        except (ConfigError, MissingExtraError) as error:
+            message = f"{error.rule}. {error.remedy}" if isinstance(error, ConfigError) else str(error)
+            raise RequestError.of_field(param, " ".join(message.split())) from error
+
+    def _method(self, request: GenerationRequest) -> dict[str, Any]:
+        """Return the method, its configuration and its draft model. A method without its draft is generate's error."""
+        try:
+            name = request.spec_method or self.spec_method
+            method = resolve("plain" if name == NONE else name)
+            config = self._config(method, request.spec_config)
         except (ConfigError, TypeError) as error:
             param = "spec_method" if getattr(error, "field", None) == "spec_method" else "spec_config"
-            raise RequestError(400, " ".join(str(error).split()), "invalid_value", param) from error
-        drafts_itself = config.drafting_layers is not None
-        takes_draft = self._has_draft_for(method) and not drafts_itself
-        if method.needs_assistant and not takes_draft and not drafts_itself:
-            kind = "head" if method.needs_draft_head else "model"
-            message = f"the server has no draft {kind} for {method.name}; --draft-model of hf-specdec serve names one"
-            raise RequestError(400, message, "invalid_value", "spec_method")
-        found: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
-        if self.memory == "key" and api_key is not None:
-            found["spec_method"] = method.with_state(self._method_states.setdefault(api_key, MethodState()))
-        if takes_draft:
-            found["assistant_model"] = self.draft_model
+            raise RequestError.of_field(param, " ".join(str(error).split())) from error
+        kwargs: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
+        draft, is_head = self.draft_model, isinstance(self.draft_model, DraftHead)
+        takes_draft = method.name in draft.methods if is_head else draft is not None and method.takes_draft_model
+        if takes_draft and config.drafting_layers is None:
+            kwargs["assistant_model"] = draft
             if self.draft_tokenizer is not None:
-                found["assistant_tokenizer"] = self.draft_tokenizer
-        return found
+                kwargs["assistant_tokenizer"] = self.draft_tokenizer
+        return kwargs
 
-    def _has_draft_for(self, method: Method) -> bool:
-        """Tell methods that draft with the server's draft model or head."""
-        if isinstance(self.draft_model, DraftHead):
-            return method.name in self.draft_model.methods
-        return self.draft_model is not None and method.takes_draft_model
+    def _config(self, method: Method, value: Any) -> SpecConfig:
+        """Return a method's configuration.
+
+        Raises:
+            ConfigError: it asks for too much, or sets what is the server's to set.
+        """
+        is_default = value is None and method is resolve(self.spec_method)
+        config = method.config_class.parse(self.spec_config if is_default else value)
+        defaults = method.config_class()
+        for name in () if is_default else (*OF_THE_SERVER, *config.device_fields.values()):
+            if (setting := getattr(config, name, None)) != getattr(defaults, name, None):
+                rule = "must be unset in a request: the server sets it"
+                raise ConfigError(f"spec_config.{name}", rule, setting, "Leave it out.")
+        if not is_default and config.step_budget > MAX_STEP_BUDGET:
+            rule = f"must compute at most {MAX_STEP_BUDGET} tokens a step on a server"
+            raise ConfigError("spec_config", rule, config.step_budget, "Ask for shorter drafts or fewer branches.")
+        if not self.shares_texts and getattr(config, "pool", None) == "shared":
+            return dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has a pool
+        return config

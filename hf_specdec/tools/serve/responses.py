@@ -3,225 +3,130 @@
 It keeps no responses: a client sends the items of earlier ones in `input`.
 """
 
-import copy
-import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, Field
 
 from hf_specdec.api.many_prompts.result import ManyResult
-from hf_specdec.tools.serve.protocol import (
-    MAX_LOGPROBS,
-    Body,
-    CalledFunction,
-    ChatRequest,
-    Function,
-    FunctionName,
-    SamplingRequest,
-)
-from hf_specdec.tools.serve.reply import Choice, Delta, Reply
+from hf_specdec.errors import shown
+from hf_specdec.tools.serve.protocol import Body, ChatRequest, SamplingRequest
+from hf_specdec.tools.serve.reply import AnswerText, Delta, Reply
 
 # Fields under the names that chats have for them.
 NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
-LOGPROBS = "message.output_text.logprobs"
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items' ids
-# The part of each kind of item that has one, without its text.
-PARTS: dict[str, dict[str, Any]] = {
+PARTS: dict[str, dict[str, Any]] = {  # of an item's text
     "reasoning": {"type": "reasoning_text"},
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
 }
-
-
-class Text(Body):
-    """A piece of an item's text."""
-
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
-    text: str
-    annotations: list[Any] = Field([])
-    logprobs: list[Any] = Field([])
-
-
-class Item(Body):
-    """Fields that all items have; of an earlier response, `id` and `status` tell nothing new."""
-
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-class MessageItem(Item):
-    """A message."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Text]
-    phase: str | None = None
-
-
-class FunctionCallItem(Item, CalledFunction):
-    """A call in an earlier answer."""
-
-    type: Literal["function_call"]
-    call_id: str
-
-
-class FunctionOutputItem(Item):
-    """The answer of a function."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Text]
-
-
-class ReasoningItem(Item):
-    """Reasoning of an earlier answer."""
-
-    type: Literal["reasoning"]
-    summary: list[Text] = Field([])
-    content: list[Text] = Field([])
-    encrypted_content: str | None = None
-
-
-def _kind(item: Any) -> str:
-    return str(item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", ""))
-
-
-AnyItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(
-        _kind,
-        custom_error_type="item_type",
-        custom_error_message="type must be message, function_call, function_call_output or reasoning",
-    ),
-]
-
-
-class TextFormat(Body):
-    """The form of an answer."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    definition: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+EVENTS = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
+}
 
 
 class TextOptions(Body):
     """Options of an answer's text."""
 
-    format: TextFormat | None = None
-
-
-class OfFunction(Body):
-    """Base of what is of the only type of tools."""
-
-    type: Literal["function"]
-
-
-class FunctionTool(Function, OfFunction):
-    """A function that the model may call."""
-
-
-class FunctionChoice(FunctionName, OfFunction):
-    """The function that an answer has to call."""
+    format: dict[str, Any] = Field(default={"type": "text"})
 
 
 class ResponsesRequest(SamplingRequest):
-    """The body of `/v1/responses`."""
+    """The body of `/v1/responses`. Tools and formats are checked as those of a chat."""
 
-    input: str | list[AnyItem] = Field(min_length=1)
+    input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions = TextOptions()
-    tools: list[FunctionTool] = Field([])
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
+    tools: list[dict[str, Any]] = Field([])
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field([])
+    include: list[Literal["reasoning.encrypted_content"]] = Field([])  # a reasoning item has its text
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
-    previous_response_id: str | None = None
     chat_template_kwargs: dict[str, Any] = Field({})
 
-    @field_validator("previous_response_id")
-    @classmethod
-    def _is_unset(cls, value: str | None) -> None:
-        """Refuse what would need an earlier response."""
-        raise ValueError("must be unset, as the server keeps no responses; send the items of earlier ones in input")
-
     def as_chat(self) -> ChatRequest:
-        """The request as one of a chat."""
-        found = self.model_dump(include=set(SamplingRequest.model_fields), exclude_unset=True)
-        if self.text.format is not None:
-            form = self.text.format.model_dump(by_alias=True, exclude_unset=True)
-            found["response_format"] = {"type": form.pop("type"), "json_schema": form or None}
-        choice: Any = self.tool_choice
-        if isinstance(choice, FunctionChoice):
-            choice = {"type": "function", "function": {"name": choice.name}}
-        tools = [tool.model_dump(exclude_unset=True, exclude={"type"}) for tool in self.tools]
-        return ChatRequest.model_validate(
-            {
-                **found,
-                "messages": self._messages(),
-                "max_completion_tokens": self.max_output_tokens,
-                "tools": [{"type": "function", "function": tool} for tool in tools],
-                "tool_choice": choice,
-                "parallel_tool_calls": self.parallel_tool_calls,
-                "logprobs": LOGPROBS in self.include or self.top_logprobs is not None,
-                "top_logprobs": self.top_logprobs,
-                "chat_template_kwargs": self.chat_template_kwargs,
-            }
-        )
+        """Return the request as one of a chat."""
+        names = {*SamplingRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs"}
+        chat = self.model_dump(include=names, exclude_unset=True) | {"messages": self._messages()}
+        form = {name: value for name, value in self.text.format.items() if value is not None}
+        chat["response_format"] = {"type": form.pop("type", None), **({"json_schema": form} if form else {})}
+        chat["tools"] = [_nested(tool) for tool in self.tools]
+        chat["tool_choice"] = _nested(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice
+        return ChatRequest.model_validate({**chat, "max_completion_tokens": self.max_output_tokens})
 
     def _messages(self) -> list[dict[str, Any]]:
-        """The items as messages; reasoning, text and calls of one answer are one."""
-        found: list[dict[str, Any]] = []
+        """Return the items as messages; reasoning, text and calls of one answer are one.
+
+        Raises:
+            ValueError: an item is none of these.
+        """
+        messages: list[dict[str, Any]] = []
         if self.instructions is not None:
-            found.append({"role": "system", "content": self.instructions})
-        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        for item in items:
-            if isinstance(item, FunctionOutputItem):
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
-                continue
-            if isinstance(item, MessageItem) and item.role != "assistant":
-                found.append({"role": item.role, "content": _joined(item.content)})
-                continue
-            last = found[-1] if found and found[-1]["role"] == "assistant" else None
-            if last is None or isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and last["content"]):
-                found.append(last := {"role": "assistant", "content": ""})
-            if isinstance(item, FunctionCallItem):
-                function = {"name": item.name, "arguments": item.arguments}
-                last.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-            else:
-                last["content" if isinstance(item, MessageItem) else "reasoning_content"] = _joined(item.content)
-        return found
+            messages.append({"role": "system", "content": self.instructions})
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        for number, item in enumerate(items):
+            last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+            match {"type": "message", **item}:
+                case {"type": "message", "role": "assistant", "content": content} if last and not last["content"]:
+                    last["content"] = _joined(content, number)
+                case {"type": "message", "role": role, "content": content}:
+                    messages.append({"role": role, "content": _joined(content, number)})
+                case {"type": "reasoning"}:
+                    text = _joined(item.get("content") or [], number)
+                    messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+                case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
+                    if last is None:
+                        messages.append(last := {"role": "assistant", "content": ""})
+                    function = {"name": name, "arguments": arguments}
+                    call = {"id": call_id, "type": "function", "function": function}
+                    last.setdefault("tool_calls", []).append(call)
+                case {"type": "function_call_output", "call_id": call_id, "output": output}:
+                    messages.append({"role": "tool", "tool_call_id": call_id, "content": _joined(output, number)})
+                case _:
+                    raise ValueError(f"input.{number} must be a {', '.join(PREFIXES)} or function_call_output, whole")
+        return messages
 
 
-def _joined(content: str | Sequence[Text]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function, or the choice of one, as chats have it."""
+    return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _joined(content: Any, number: int) -> Any:
+    """Join the pieces of an item's text."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        match part:
+            case {"type": "input_text" | "output_text" | "reasoning_text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise ValueError(f"input.{number}.content must be text, but holds {shown(part)}")
+    return "".join(texts)
 
 
 class ResponsesReply(Reply):
     """The response to one request, of items that follow one another: reasoning, a message, calls.
 
     Args:
-        asked: the request, of which `body` is the chat.
+        request: whose `body` is the chat.
     """
 
-    def __init__(
-        self, asked: ResponsesRequest, body: ChatRequest, choices: Sequence[Choice], prompt_tokens: int
-    ) -> None:
-        super().__init__(body, choices, prompt_tokens)
-        not_told = {"input", "stream", "include", "chat_template_kwargs"}
-        asked_fields = asked.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=not_told)
+    def __init__(self, request: ResponsesRequest, body: ChatRequest, answer: AnswerText, prompt_tokens: int) -> None:
+        super().__init__(body, answer, prompt_tokens)
+        fields = request.model_dump(exclude_unset=True, exclude={"input", "stream", "include", "chat_template_kwargs"})
         self._output: list[dict[str, Any]] = []  # the last item is open
         self._response = {
-            **asked_fields,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            **fields,
+            "tools": [{"parameters": None, "strict": None, **tool} for tool in request.tools],
             "id": _new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -231,83 +136,67 @@ class ResponsesReply(Reply):
         }
         self._num_events = 0
 
-    def whole(self, results: Sequence[ManyResult]) -> dict[str, Any]:
-        """The response in one piece."""
-        (choice,) = self.choices
-        self.event(0, choice.message, choice.logprobs)
-        self.last_events(results)
-        return self._response
+    def whole(self, result: ManyResult) -> BaseModel:
+        """Return the response in one piece."""
+        self.event(self.answer.message)
+        self.last_events(result)
+        return Response.model_validate(self._response)
 
     def first_events(self) -> str:
-        """The events that open the response."""
+        """Return the events that open the response."""
         names = ("response.created", "response.in_progress")
-        return "".join(self._told(name, response=self._response) for name in names)
+        return "".join(self._event(name, response=self._response) for name in names)
 
-    def event(self, index: int, delta: Delta, logprobs: Sequence[dict[str, Any]]) -> str:
-        """The events of what is certain now."""
-        return "".join(self._events(delta, logprobs))
+    def event(self, delta: Delta, finish_reason: str | None = None) -> str:
+        """Return the events of what is certain now."""
+        return "".join(self._events(delta))
 
-    def last_event(self, index: int) -> str:
-        """Nothing: the response has one text, which ends with it."""
-        return ""
-
-    def last_events(self, results: Sequence[ManyResult]) -> str:
-        """The events that end the response."""
-        is_cut = self.choices[0].finish_reason == "length"
+    def last_events(self, result: ManyResult) -> str:
+        """Return the events that end the response."""
+        is_cut = self.answer.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         ending = "".join(self._end_item(status))
-        counts = self.usage(results)
+        usage = self.usage(result)
         self._response |= {"status": status, "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None}
         self._response["usage"] = {
-            "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": counts["prompt_tokens_details"],
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": counts["completion_tokens_details"],
-            "total_tokens": counts["total_tokens"],
-            "spec_stats": counts["spec_stats"],
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cache_write_tokens": 0, **usage["prompt_tokens_details"]},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+            "spec_stats": usage["spec_stats"],
         }
-        return ending + self._told(f"response.{status}", response=self._response)
+        return ending + self._event(f"response.{status}", response=self._response)
 
     def error_event(self, described: dict[str, Any]) -> str:
-        """The event of an error."""
-        return self._told("error", error=described, **{name: described[name] for name in ("code", "message", "param")})
+        """Return the event of an error."""
+        return self._event("error", error=described, **{name: described[name] for name in ("code", "message", "param")})
 
-    def _events(self, delta: Delta, logprobs: Sequence[dict[str, Any]]) -> Iterator[str]:
-        if text := delta.get("reasoning_content"):
-            if not self._is_open("reasoning"):
-                yield from self._begin_item("reasoning", {"summary": [], "content": []})
-            yield self._add_text(text)
-        text = delta.get("content", "")
-        if text and not self._is_open("message"):
-            yield from self._begin_item("message", {"role": "assistant", "content": []})
-        if (text or logprobs) and self._is_open("message"):
-            self._output[-1]["content"][0]["logprobs"] += logprobs
-            yield self._add_text(text, logprobs=logprobs)
+    def _events(self, delta: Delta) -> Iterator[str]:
+        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
+            if not (text := delta.get(name)):
+                continue
+            if not self._output or self._output[-1]["type"] != kind:
+                fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+                yield from self._begin_item(kind, {**fields, "content": []})
+            part = self._output[-1]["content"][0]
+            part["text"] += text
+            logprobs: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            yield self._item_event(f"response.{part['type']}.delta", content_index=0, delta=text, **logprobs)
         for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                head = {"call_id": call["id"], "name": call["function"]["name"], "arguments": ""}
-                yield from self._begin_item("function_call", head)
-            if arguments := call["function"]["arguments"]:
-                self._output[-1]["arguments"] += arguments
-                yield self._of_item("response.function_call_arguments.delta", delta=arguments)
-
-    def _is_open(self, kind: str) -> bool:
-        return bool(self._output) and self._output[-1]["type"] == kind
+            yield from self._begin_item("function_call", {"call_id": call["id"], **call["function"], "arguments": ""})
+            self._output[-1]["arguments"] = arguments = call["function"]["arguments"]
+            yield self._item_event("response.function_call_arguments.delta", delta=arguments)
 
     def _begin_item(self, kind: str, fields: dict[str, Any]) -> Iterator[str]:
         """End the item that is open and begin another, with an empty part of text where it has parts."""
         yield from self._end_item("completed")
         item = {"id": _new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
         self._output.append(item)
-        yield self._told("response.output_item.added", output_index=len(self._output) - 1, item=item)
+        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
         if kind in PARTS:
-            item["content"].append({**copy.deepcopy(PARTS[kind]), "text": ""})
-            yield self._of_item("response.content_part.added", content_index=0, part=item["content"][0])
-
-    def _add_text(self, text: str, **fields: Any) -> str:
-        part = self._output[-1]["content"][0]
-        part["text"] += text
-        return self._of_item(f"response.{part['type']}.delta", content_index=0, delta=text, **fields)
+            item["content"].append({**PARTS[kind], "text": ""})
+            yield self._item_event("response.content_part.added", content_index=0, part=item["content"][0])
 
     def _end_item(self, status: str) -> Iterator[str]:
         """End the item that is open, if one is."""
@@ -317,22 +206,22 @@ class ResponsesReply(Reply):
         item["status"] = status
         if item["type"] in PARTS:
             part = item["content"][0]
-            told = {name: part[name] for name in ("text", "logprobs") if name in part}
-            yield self._of_item(f"response.{part['type']}.done", content_index=0, **told)
-            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+            yield self._item_event(f"response.{part['type']}.done", content_index=0, **fields)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
-            told = {name: item[name] for name in ("name", "arguments")}
-            yield self._of_item("response.function_call_arguments.done", **told)
-        yield self._told("response.output_item.done", output_index=len(self._output) - 1, item=item)
+            fields = {name: item[name] for name in ("name", "arguments")}
+            yield self._item_event("response.function_call_arguments.done", **fields)
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
-    def _of_item(self, event: str, **fields: Any) -> str:
-        """An event of the item that is open."""
-        return self._told(event, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **fields)
+    def _item_event(self, event: str, **fields: Any) -> str:
+        """Return an event of the item that is open."""
+        return self._event(event, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **fields)
 
-    def _told(self, event: str, **fields: Any) -> str:
+    def _event(self, event: str, **fields: Any) -> str:
+        document = EVENTS[event].model_validate({"type": event, "sequence_number": self._num_events, **fields})
         self._num_events += 1
-        document = {"type": event, "sequence_number": self._num_events - 1, **fields}
-        return f"event: {event}\ndata: {json.dumps(document)}\n\n"
+        return f"event: {event}\ndata: {document.model_dump_json(exclude_unset=True, by_alias=True)}\n\n"
 
 
 def _new_id(prefix: str) -> str:
