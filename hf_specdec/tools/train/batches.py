@@ -32,10 +32,10 @@ def in_batches(examples: Sequence[Example], batch_size: int, seed: int) -> list[
     It is the same in every epoch, so that a resumed training sees what an uninterrupted one sees.
     """
     ordered = sorted(examples, key=lambda example: len(example.ids))
-    batches = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
-    partial = [batches.pop()] if len(batches[-1]) < batch_size else []  # last, as all others have to be whole
+    rest = ordered[: len(ordered) % batch_size]
+    batches = [ordered[start : start + batch_size] for start in range(len(rest), len(ordered), batch_size)]
     random.Random(seed).shuffle(batches)
-    return [example for batch in batches + partial for example in batch]
+    return [example for batch in [*batches, rest] for example in batch]
 
 
 def collated(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

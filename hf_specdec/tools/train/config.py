@@ -1,10 +1,11 @@
 """Settings of `train_head` that are no `transformers.TrainingArguments`."""
 
-import math
 from dataclasses import dataclass
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_at_least, check_positive
+
+MOST = 100.0  # temperature or weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,7 @@ class HeadTraining:
         for name in ("max_new_tokens", "rollout_steps", "patience"):
             check_positive(name, getattr(self, name), "Leave it out for the default.")
         check_at_least("num_texts", self.num_texts, 2, "One text at least is learned and one held out.")
-        rule = f"must be above max_new_tokens, {self.max_new_tokens}"
-        check_at_least("max_length", self.max_length, 2, "The default is 1024.")
-        if self.max_length <= self.max_new_tokens:
-            raise ConfigError("max_length", rule, self.max_length, "Use more, or fewer new tokens.")
+        check_at_least("max_length", self.max_length, self.max_new_tokens + 1, "Use more, or fewer max_new_tokens.")
         if self.draft_vocab_size is not None:
             check_positive("draft_vocab_size", self.draft_vocab_size, "Leave it out for all tokens.")
         for layer in self.layer_ids or ():
@@ -68,14 +66,12 @@ class HeadTraining:
             remedy = "Write (0.0, 0.7), for example; 0.0 is greedy."
             raise ConfigError("temperatures", "must be a tuple of numbers from 0.0 on", self.temperatures, remedy)
         for temperature in self.temperatures:
-            _check_between("temperatures", temperature, 0.0, math.inf, "Usual values are 0.0 to 1.0.")
-        _check_between("step_decay", self.step_decay, 0.0, math.inf, "The default is 0.8.")
+            _check_between("temperatures", temperature, 0.0, MOST, "Usual values are 0.0 to 1.0.")
+        _check_between("step_decay", self.step_decay, 0.0, MOST, "The default is 0.8.")
         _check_between("held_out", self.held_out, 0.0, 0.5, "A twentieth is enough.")
 
 
 def _check_between(name: str, value: object, least: float, most: float, remedy: str) -> None:
-    """Raise unless a value is a finite number from `least` to `most`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most or value == math.inf:  # type: ignore[operator]
-        upper = "" if most == math.inf else f" to {most}"
-        raise ConfigError(name, f"must be a number from {least}{upper}", value, remedy)
+    """Raise unless a value is a number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ConfigError(name, f"must be a number from {least} to {most}", value, remedy)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,11 @@ def train_head(
     with args.main_process_first(desc="texts"):
         _begin(work, _settings(target, entries, config, head))
         is_shown = show_progress and args.process_index == 0
-        texts = write_texts(target, reader, entries, work / "texts.jsonl", config, args.seed, is_shown=is_shown)
-    learned, held_out = _split(texts, config)
+        texts = write_texts(target, reader, entries, work / "texts.jsonl", args.seed, is_shown=is_shown)
+    learned, held_out = _split(texts, config, args)
     set_seed(args.seed)
     if head is None:
-        trained = new_head(target, layer_ids, _counts(target, learned), config.draft_vocab_size).train()
+        trained = new_head(target, layer_ids, _counts(target, learned.examples), config.draft_vocab_size).train()
     else:
         trained = copy.deepcopy(head).float().train().requires_grad_(True)
     rollout = HeadRollout(trained, target, layer_ids, steps=config.rollout_steps, decay=config.step_decay)
@@ -133,20 +134,14 @@ def train_head(
     )
 
 
-def _trainer(
-    rollout: HeadRollout,
-    args: TrainingArguments,
-    learned: Sequence[Example],
-    held_out: Sequence[Example],
-    patience: int,
-) -> Trainer:
+def _trainer(rollout: HeadRollout, args: TrainingArguments, learned: Texts, held_out: Texts, patience: int) -> Trainer:
     """The Trainer of a rollout, which measures acceptance and ends where it rises no more."""
     trainer = Trainer(
         rollout,
         args,
         data_collator=collated,
-        train_dataset=Texts(in_batches(learned, args.per_device_train_batch_size, args.seed)),
-        eval_dataset=Texts(held_out),
+        train_dataset=learned,
+        eval_dataset=held_out,
         compute_metrics=measured,
         callbacks=[EarlyStoppingCallback(patience), _LogMeasurements()],
     )
@@ -258,7 +253,7 @@ def _begin(work: Path, settings: dict[str, Any]) -> None:
             raise ConfigError(name, rule, value, "Use another folder, or delete that one.")
 
 
-def _split(texts: Sequence[Sequence[Example]], config: HeadTraining) -> tuple[list[Example], list[Example]]:
+def _split(texts: Sequence[Sequence[Example]], config: HeadTraining, args: TrainingArguments) -> tuple[Texts, Texts]:
     """The examples to learn, and those held out; the examples of one chat stay together.
 
     Raises:
@@ -266,12 +261,11 @@ def _split(texts: Sequence[Sequence[Example]], config: HeadTraining) -> tuple[li
     """
     kept = [examples for examples in texts if any(len(e.ids) > e.num_prompt_tokens + 1 for e in examples)]
     num_held_out = max(1, round(len(kept) * config.held_out))
-    parts = kept[num_held_out:], kept[:num_held_out]
-    if not all(parts):
+    if len(kept) < 2:
         rule = f"must have two texts at least, of {config.max_length} tokens at most, that go on after their prompts"
         raise ConfigError("data", rule, f"{len(kept)} of {len(texts)}", "Give shorter prompts, or others.")
-    learned, held_out = ([example for examples in part for example in examples] for part in parts)
-    return learned, held_out
+    learned, held_out = list(chain(*kept[num_held_out:])), list(chain(*kept[:num_held_out]))
+    return Texts(in_batches(learned, args.per_device_train_batch_size, args.seed)), Texts(held_out)
 
 
 def _counts(target: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:

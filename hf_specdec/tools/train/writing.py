@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +13,29 @@ import hf_specdec
 from hf_specdec.common.files import replacing
 from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import CheckpointError
-from hf_specdec.tools.train.config import HeadTraining
 from hf_specdec.tools.train.examples import Entry, Example, ExampleReader, Request, examples_of_batch
 
 BATCH_SIZE = 16  # prompts or chats that are written together
-GREEDY: dict[str, Any] = {"do_sample": False}
 
 
 def write_texts(
-    target: PreTrainedModel,
-    reader: ExampleReader,
-    entries: Sequence[Entry],
-    path: Path,
-    config: HeadTraining,
-    seed: int,
-    *,
-    is_shown: bool,
+    target: PreTrainedModel, reader: ExampleReader, entries: Sequence[Entry], path: Path, seed: int, *, is_shown: bool
 ) -> list[list[Example]]:
     """The examples of each entry. Those of `path` are read, the others are appended to it, in the order of the entries.
 
     Raises:
         CheckpointError: a line of the file is damaged.
     """
-    written = read_texts(path)
+    written, temperatures = read_texts(path), reader.config.temperatures
     starts = range(len(written), len(entries), BATCH_SIZE)
     total = -(-len(entries) // BATCH_SIZE)
     for start in with_bar(starts, total=total, done=total - len(starts), label="writing texts", is_shown=is_shown):
         numbers = range(start, min(start + BATCH_SIZE, len(entries)))
-        generators = [reader.examples(entries[n], config.temperatures[n % len(config.temperatures)]) for n in numbers]
-        batch = list(examples_of_batch(generators, lambda requests: _written(target, requests, config, seed + start)))  # noqa: B023
+        generators = [reader.examples(entries[n], temperatures[n % len(temperatures)]) for n in numbers]
+        write = partial(_written, target, max_new_tokens=reader.config.max_new_tokens, seed=seed + start)
+        batch = list(examples_of_batch(generators, write))
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(_line(examples) for examples in batch)
+            file.writelines(json.dumps(list(map(asdict, examples))) + "\n" for examples in batch)
         written += batch
     return written
 
@@ -63,25 +57,17 @@ def read_texts(path: Path) -> list[list[Example]]:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}. Delete it, and it is written again.") from error
 
 
-def _line(examples: Sequence[Example]) -> str:
-    values = [{"ids": example.ids, "num_prompt_tokens": example.num_prompt_tokens} for example in examples]
-    return json.dumps(values) + "\n"
-
-
-def _written(target: PreTrainedModel, requests: Sequence[Request], config: HeadTraining, seed: int) -> list[list[int]]:
+def _written(
+    target: PreTrainedModel, requests: Sequence[Request], *, max_new_tokens: int, seed: int
+) -> list[list[int]]:
     """Tokens that the target writes for each request."""
-    prompts = []
+    prompts: list[dict[str, Any]] = []
     for number, request in enumerate(requests):
-        sampled = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
-        choice = sampled if request.temperature else GREEDY
-        prompts.append({"input_ids": request.ids, "seed": seed + number, **choice})
+        prompts.append({"input_ids": request.ids, "seed": seed + number, "do_sample": request.temperature > 0.0})
+        if request.temperature:
+            prompts[-1] |= {"temperature": request.temperature, "top_k": 0, "top_p": 1.0}
     results = hf_specdec.generate_many(
-        target,
-        prompts,
-        max_batch_size=BATCH_SIZE,
-        max_new_tokens=config.max_new_tokens,
-        num_beams=1,
-        return_dict_in_generate=False,
+        target, prompts, max_batch_size=BATCH_SIZE, max_new_tokens=max_new_tokens, num_beams=1
     )
     tokens: list[list[int]] = [[] for _ in prompts]
     for result in results:
