@@ -21,13 +21,15 @@ from hf_specdec.kernels import native
 from hf_specdec.kernels.native.sources import sources_number
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
-from hf_specdec.methods.auto.search import search_of
+from hf_specdec.methods.auto.search import Search
 from hf_specdec.methods.auto.sources import Found, Sources
 from hf_specdec.methods.common import node_logits
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from tests.helpers.drafts import TableScorer, drafted_by, learned, random_table
+from tests.native import recycled
 from tests.native.conftest import ROOT
+from tests.native.oracle import PythonSearch
 
 OFTEN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 TEXTS = st.lists(st.integers(0, 6), min_size=1, max_size=50)
@@ -83,15 +85,14 @@ def noise_of(rng: random.Random) -> list[Any]:
     return [np.array([rng.choice([rng.random(), 0.0]) for _ in range(width)], dtype=np.float32) for width in widths]
 
 
-def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed: int, takes_trees: bool) -> list[Any]:
-    """All that a few steps find and learn."""
-    native.core = core
+def steps(search_of: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed: int, takes_trees: bool) -> Any:
+    """All that a few steps find and learn, by the core's search or by the oracle's."""
+    put_nodes = RecycledLogits.put_nodes if search_of is Search else recycled.put_nodes
     rng, seen = random.Random(seed), list[Any]()
     memory, index = SpecMemory(300, 100), NgramIndex(4)
     for one in earlier:
         memory.pool.add(one)
     sources = Sources(memory, is_sampled=False)
-    sources.found = RecycledLogits(rng.choice([8, 100]))
     index.extend(text)
     for _ in range(5):
         depth = rng.choice([ANY_DEPTH, 0, 1, 3])
@@ -111,11 +112,10 @@ def steps(core: Any, text: Sequence[int], earlier: Sequence[Sequence[int]], seed
             if node < 0:
                 break
         verified = tree.truncated(max_nodes=rng.choice([2, 8, 40]))
-        seen.append(search.follow(verified, accepted, rng.choice([0.0, 0.05, 0.5])))
+        search.follow(verified, accepted)
         best, log_probs = rows(rng, len(found.tokens))
         before = index.tokens[-3:-1]
-        memory.recycled.put_nodes(found.tokens, found.parents, before, best, log_probs)
-        sources.found.put_nodes(found.tokens[:1], found.parents[:1], before, best[:1], log_probs[:1])
+        put_nodes(memory.recycled, found.tokens, found.parents, before, best, log_probs)
         index.extend(accepted)
     learned = memory.greedy
     kept = {name: row.tolist() for name, row in memory.recycled.export().items()}
@@ -128,8 +128,9 @@ def test_a_search_finds_the_same_nodes_and_learns_the_same(
     core: Any, text: list[int], earlier: list[list[int]], seed: int, takes_trees: bool
 ) -> None:
     """Numbers are compared as they are: not one rounding apart."""
-    ours = steps(core, text, earlier, seed, takes_trees)
-    assert ours == steps(None, text, earlier, seed, takes_trees)
+    native.core = core
+    ours = steps(Search, text, earlier, seed, takes_trees)
+    assert ours == steps(PythonSearch, text, earlier, seed, takes_trees)
     assert any(isinstance(one, Found) for one in ours)
 
 
@@ -140,7 +141,9 @@ def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monke
     table = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
 
     def trees(which: Any) -> list[Any]:
-        native.core = which
+        monkeypatch.setattr("hf_specdec.methods.auto.drafter.Search", which)
+        if which is PythonSearch:
+            monkeypatch.setattr(RecycledLogits, "put_nodes", recycled.put_nodes)
         memory, found = SpecMemory(2_000, 2_000), []
         for start in range(3):
             scorer = None if scored is None else TableScorer(table, vocab_size=VOCAB, takes_trees=scored)
@@ -158,7 +161,8 @@ def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monke
             drafter.end()
         return found
 
-    assert trees(core) == trees(None)
+    native.core = core
+    assert trees(Search) == trees(PythonSearch)
 
 
 def test_a_text_takes_few_bytes_a_token(core: Any) -> None:
@@ -272,12 +276,12 @@ def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int)
     """No vocabulary has them, a damaged memory may; keys of them are below 0, of which C's remainders are too."""
     tables, found = [], []
     best, log_probs = rows(random.Random(0), 6)
-    for which in (core, None):
-        native.core = which
+    native.core = core
+    for put_nodes, search_of in ((RecycledLogits.put_nodes, Search), (recycled.put_nodes, PythonSearch)):
         memory, index = SpecMemory(40, 300), NgramIndex(4)
         index.extend([token, 1, token, token, token])
         tokens, parents = (token, token, 1, token, token, token), (-1, 0, 1, 2, 3, 4)
-        memory.recycled.put_nodes(tokens, parents, (7, token), best, log_probs)
+        put_nodes(memory.recycled, tokens, parents, (7, token), best, log_probs)
         tables.append([row.tolist() for row in memory.recycled.arrays[:4]])
         found.append(search_of(Sources(memory, is_sampled=False), index).likeliest(8, 1e-3).tokens)
     assert tables[0] == tables[1]
@@ -288,13 +292,13 @@ def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
     native.core = core
     sources, index = Sources(SpecMemory(10, 10), is_sampled=False), NgramIndex(4)
     with pytest.raises(ValueError, match="must have a token"):
-        search_of(sources, index)
+        Search(sources, index)
     index.extend([1])
-    search = search_of(sources, index)
+    search = Search(sources, index)
     for node in (-1, 1, 10**6):
         with pytest.raises(IndexError, match="no such node"):
             search.token(node)
     assert search.child(0, 5) == -1
     with pytest.raises(ValueError, match="needs a parent"):
-        native.core.Search.follow(search._search, (1, 2), (-1,), (1,), 0.0)
+        native.core.Search.follow(search._search, (1, 2), (-1,), (1,))
     assert search.likeliest(8, 1e-3).tokens == (1,)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -69,9 +69,11 @@ def propose_together(
     for place, row in enumerate(wanted):
         if row is not None:
             drafter, request = row
-            assert isinstance(drafter, RoundDrafter)
-            rounds[place] = drafter.grow(request if request.budget <= room else replace(request, budget=0))
-    drafters = [None if row is None else cast("RoundDrafter", row[0]) for row in wanted]
+            if isinstance(drafter, RoundDrafter):
+                rounds[place] = drafter.grow(request if request.budget <= room else replace(request, budget=0))
+            else:  # `auto` without a compiled core
+                trees[place] = drafter.draft_for(request)
+    drafters = [row[0] if row is not None and isinstance(row[0], RoundDrafter) else None for row in wanted]
     live = [drafter for drafter in drafters if drafter is not None]
     while any(rounds):
         requests: list[DraftTree | None] = [None] * len(wanted)

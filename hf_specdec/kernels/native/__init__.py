@@ -1,8 +1,8 @@
 """The compiled core: look-ups, search and learning of `auto` and of the n-gram index, in C over their own arrays, and
 the kernels that a CPU computes a few tokens with.
 
-Optional: `pip install` builds it where there is a C compiler. Without it the same functions run in Python, on the same
-arrays and with the same results, only slower, and layers by torch; `core` is `None` then.
+Optional: `pip install` builds it where there is a C compiler. Without it `auto` looks up n-grams alone, in Python, and
+layers are torch's; `core` is `None` then.
 """
 
 import logging
@@ -16,11 +16,11 @@ try:
     from hf_specdec.kernels.native import _core as core
 except ImportError as error:
     core = None  # type: ignore[assignment]
-    logger.info("Drafts are made in Python and layers are torch's, without the compiled core: %s", error)
+    logger.info("Drafts are looked up in Python and layers are torch's, without the compiled core: %s", error)
 else:
     if sources_number(Path(__file__).parent) not in (None, getattr(core, "SOURCES", None)):
         core = None  # type: ignore[assignment]
         logger.warning(
-            "The compiled core was built from other sources and is not used: drafts are made in Python and layers are "
-            "torch's. Install hf_specdec again, as after each update of a checkout."
+            "The compiled core was built from other sources and is not used: drafts are looked up in Python and "
+            "layers are torch's. Install hf_specdec again, as after each update of a checkout."
         )

@@ -10,17 +10,16 @@ static int buffer_of(PyObject *learned, int place, Py_buffer *view) {
 void arrays_release(Arrays *arrays, const Search *search) {
     for (int text = 0; text < NUM_TEXTS; text++)
         if (search->texts[text] != NULL) ngrams_release(&arrays->texts[text]);
-    for (int table = 0; table < NUM_TABLES; table++)
-        if (search->tables[table] != NULL) table_release(&arrays->tables[table]);
+    if (search->recycled != NULL) table_release(&arrays->recycled);
     for (int view = 0; view < 6; view++) PyBuffer_Release(&arrays->views[view]);
 }
 
 int arrays_acquire(Arrays *arrays, const Search *search) {
-    int texts = 0, tables = 0, views = 0;
+    int texts = 0, has_table = 0, views = 0;
     for (; texts < NUM_TEXTS; texts++)
         if (search->texts[texts] != NULL && ngrams_acquire(&arrays->texts[texts], search->texts[texts]) < 0) goto failed;
-    for (; tables < NUM_TABLES; tables++)
-        if (search->tables[tables] != NULL && table_acquire(&arrays->tables[tables], search->tables[tables]) < 0) goto failed;
+    if (search->recycled != NULL && table_acquire(&arrays->recycled, search->recycled) < 0) goto failed;
+    has_table = search->recycled != NULL;
     for (; views < 6; views++)
         if (buffer_of(search->learned, views, &arrays->views[views]) < 0) goto failed;
     arrays->weights = arrays->views[0].buf;
@@ -37,8 +36,7 @@ int arrays_acquire(Arrays *arrays, const Search *search) {
 failed:
     while (texts--)
         if (search->texts[texts] != NULL) ngrams_release(&arrays->texts[texts]);
-    while (tables--)
-        if (search->tables[tables] != NULL) table_release(&arrays->tables[tables]);
+    if (has_table) table_release(&arrays->recycled);
     while (views--) PyBuffer_Release(&arrays->views[views]);
     return -1;
 }

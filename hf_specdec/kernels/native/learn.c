@@ -92,27 +92,8 @@ static int learn_token(Search *search, Arrays *arrays, int node, int token, cons
     return 0;
 }
 
-/* Whether a window took part: it is the last source to be asked. */
-static int has_found(const Search *search, const Prediction *prediction) {
-    int last = prediction->sources.first + prediction->sources.count - 1;
-    return prediction->sources.count > 0 && search->sources.at[last].place == FOUND;
-}
-
-/* The probability of `token` after `node` as if there were no window; -1 where memory runs out. */
-static double share_without(Search *search, const Arrays *arrays, int node, int32_t token) {
-    Prediction without;
-    const Prediction *prediction = predicted(search, arrays, node);
-    if (prediction != NULL && has_found(search, prediction))
-        prediction = predict(search, arrays, node, 0, &without) < 0 ? NULL : &without;
-    const Candidate *one = prediction == NULL ? NULL : candidate_of(search, prediction, token);
-    return prediction == NULL ? -1.0 : one == NULL ? 0.0 : one->probability;
-}
-
-long search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const Py_ssize_t counts[3], double floor,
-                  int32_t *work) {
+int search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const Py_ssize_t counts[3], int32_t *work) {
     const int32_t *tokens = lists[0], *parents = lists[1], *accepted = lists[2];
-    double without = 1.0;
-    long gained = 0;
     int node = 0, place = 0;
     for (Py_ssize_t number = 0; number < counts[2] && node >= 0; number++) {
         int32_t token = accepted[number];
@@ -123,14 +104,8 @@ long search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const
             if (tokens[below] == token) following = (int)below;
         }
         if (learn_token(search, arrays, node, token, work, count) < 0) return -1;
-        if (following >= 0 && floor > 0.0) {
-            double share = share_without(search, arrays, node, token);
-            if (share < 0.0) return -1;
-            without *= share;
-            gained += without < floor;
-        }
         node = search_child_of(search, node, token);
         place = following;
     }
-    return gained;
+    return 0;
 }

@@ -161,13 +161,12 @@ static int keys_of(const int32_t *tail, int count, int64_t keys[MAX_KEY]) {
     return size;
 }
 
-/* What the table holds under the longest known key of these tokens. */
-static int add_longest(Search *search, const Arrays *arrays, int table, const int32_t *tail, int count, int place,
-                       int32_t left_out) {
+/* What the table holds under the longest known key of the tokens before a node's last one. */
+static int add_siblings(Search *search, const Arrays *arrays, const Node *here) {
     int64_t keys[MAX_KEY], entry = -1;
-    for (int size = search->tables[table] == NULL ? 0 : keys_of(tail, count, keys); size > 0 && entry < 0; size--)
-        entry = table_find(&arrays->tables[table], keys[size - 1]);
-    return entry < 0 ? 0 : add_entry(search, &arrays->tables[table], entry, place, left_out);
+    int size = search->recycled == NULL ? 0 : keys_of(here->tail + 1, here->num_tail - 1, keys);
+    for (; size > 0 && entry < 0; size--) entry = table_find(&arrays->recycled, keys[size - 1]);
+    return entry < 0 ? 0 : add_entry(search, &arrays->recycled, entry, SIBLINGS, here->tail[0]);
 }
 
 /* The text's commonest tokens and the evidence for each, looked up where first wanted; -1 with an exception. */
@@ -196,7 +195,7 @@ static int ensure_common(Search *search) {
 }
 
 /* Ask every source; the kind of the context, -1 where memory runs out. */
-static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_found) {
+static int ask_sources(Search *search, const Arrays *arrays, int node) {
     if (ensure_matches(search, arrays, node) < 0) return -1;
     Node here = search->nodes.at[node];
     Range own = {here.matches.first, here.num_own};
@@ -204,11 +203,11 @@ static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_
     int64_t keys[MAX_KEY];
     int longest, ignored, level = 0, num_keys = keys_of(here.tail, here.num_tail, keys);
     if (count_votes(search, own, OWN, &longest) < 0 || count_votes(search, pooled, POOLED, &ignored) < 0) return -1;
-    for (int size = 1; search->tables[RECYCLED_TABLE] != NULL && size <= num_keys; size++) {
-        int64_t entry = table_find(&arrays->tables[RECYCLED_TABLE], keys[size - 1]);
+    for (int size = 1; search->recycled != NULL && size <= num_keys; size++) {
+        int64_t entry = table_find(&arrays->recycled, keys[size - 1]);
         if (entry < 0) continue;
         level = size;
-        if (add_entry(search, &arrays->tables[RECYCLED_TABLE], entry, RECYCLED + MAX_KEY - size, -1) < 0) return -1;
+        if (add_entry(search, &arrays->recycled, entry, RECYCLED + MAX_KEY - size, -1) < 0) return -1;
     }
     if (level == 0) {
         int first = search->evidence.count;
@@ -218,8 +217,7 @@ static int ask_sources(Search *search, const Arrays *arrays, int node, int uses_
         if (add_source(search, COMMON, first, search->common.count) < 0) return -1;
     }
     if (here.has_score && add_source(search, DRAFT, here.score.first, here.score.count) < 0) return -1;
-    if (add_longest(search, arrays, RECYCLED_TABLE, here.tail + 1, here.num_tail - 1, SIBLINGS, here.tail[0]) < 0) return -1;
-    if (uses_found && add_longest(search, arrays, FOUND_TABLE, here.tail, here.num_tail, FOUND, -1) < 0) return -1;
+    if (add_siblings(search, arrays, &here) < 0) return -1;
     static const int match_kinds[] = {0, 1, 2, 3, 4, 4, 5};
     return (here.has_score * NUM_MATCH_KINDS + match_kinds[longest < 6 ? longest : 6]) * (MAX_KEY + 1) + level;
 }
@@ -265,10 +263,11 @@ void softmax(double *scores, int count, double others) {
     for (int one = 0; one < count; one++) scores[one] /= total;
 }
 
-int predict(Search *search, const Arrays *arrays, int node, int uses_found, Prediction *prediction) {
+/* What may follow `node`; -1 where memory runs out. */
+static int predict(Search *search, const Arrays *arrays, int node, Prediction *prediction) {
     int first = search->candidates.count;
     prediction->sources.first = search->sources.count;
-    prediction->kind = ask_sources(search, arrays, node, uses_found);
+    prediction->kind = ask_sources(search, arrays, node);
     if (prediction->kind < 0 || prediction->kind >= arrays->num_kinds) return -1;
     prediction->sources.count = search->sources.count - prediction->sources.first;
     const double *weights = prediction->weights;
@@ -310,7 +309,7 @@ int predict(Search *search, const Arrays *arrays, int node, int uses_found, Pred
 const Prediction *predicted(Search *search, const Arrays *arrays, int node) {
     if (!search->nodes.at[node].has_prediction) {
         Prediction made;
-        if (predict(search, arrays, node, 1, &made) < 0) return NULL;
+        if (predict(search, arrays, node, &made) < 0) return NULL;
         search->nodes.at[node].prediction = made;
         search->nodes.at[node].has_prediction = 1;
     }

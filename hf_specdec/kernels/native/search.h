@@ -6,8 +6,7 @@
 #include "core.h"
 
 enum { OWN_TEXT, YOUNG_TEXT, OLD_TEXT, NUM_TEXTS };
-enum { RECYCLED_TABLE, FOUND_TABLE, NUM_TABLES };
-enum { OWN, POOLED, RECYCLED, COMMON = RECYCLED + MAX_KEY, DRAFT, SIBLINGS, FOUND, NUM_SOURCES };
+enum { OWN, POOLED, RECYCLED, COMMON = RECYCLED + MAX_KEY, DRAFT, SIBLINGS, NUM_SOURCES };
 enum { MAX_TAIL = MAX_KEY + 1, MAX_MATCH = 16, WIDTH = NUM_SOURCES + 1, NUM_BINS = 20 };
 #define MOST 0.93
 
@@ -47,7 +46,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned; /* arrays that Python owns, NULL where there are none */
+    PyObject *texts[NUM_TEXTS], *recycled, *learned; /* arrays that Python owns, NULL where there are none */
     PyObject *noise; /* of the draws after the nodes of each depth, as far as it is known: a tuple of fp32 arrays */
     PyObject *common_of; /* (tokens, counts, total): the text's commonest tokens */
     int takes_trees, max_depth, has_common;
@@ -62,7 +61,7 @@ typedef struct {
 
 typedef struct { /* the arrays, for the length of one call */
     Ngrams texts[NUM_TEXTS];
-    Table tables[NUM_TABLES];
+    Table recycled;
     Py_buffer views[6];
     double *weights, *expected, *accepted, *factors, *record; /* record: of this text, expected and accepted */
     int64_t *seen;
@@ -83,16 +82,12 @@ void softmax(double *scores, int count, double others);
 /* The place of a probability in the calibration, whatever number it is. */
 int bin_of(double probability);
 double corrected(const Arrays *arrays, double probability);
-/* What may follow `node`, without the window's evidence where `uses_found` is 0; -1 where memory runs out. */
-int predict(Search *search, const Arrays *arrays, int node, int uses_found, Prediction *prediction);
-/* The node's own prediction, made at first use; NULL where memory runs out. */
+/* What may follow `node`, found out at first use; NULL where memory runs out. */
 const Prediction *predicted(Search *search, const Arrays *arrays, int node);
 /* The candidate that holds `token`, NULL where there is none. */
 const Candidate *candidate_of(const Search *search, const Prediction *prediction, int32_t token);
 /* Learn every token that the text went on with, down the verified tree: `lists` are its tokens, its parents and the
- * tokens of the text. How many of these were drafted and would have been less likely than `floor` without a window, which
- * is not asked where that is 0; -1 where memory runs out. `work`: room for a node's children. */
-long search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const Py_ssize_t counts[3], double floor,
-                  int32_t *work);
+ * tokens of the text. -1 where memory runs out. `work`: room for a node's children. */
+int search_learn(Search *search, Arrays *arrays, int32_t *const lists[3], const Py_ssize_t counts[3], int32_t *work);
 
 #endif

@@ -124,10 +124,9 @@ static PyObject *search_follow(Search *self, PyObject *args) {
     PyObject *lists[3];
     int32_t *numbers[3] = {NULL, NULL, NULL}, *work = NULL;
     Py_ssize_t counts[3];
-    double floor;
     Arrays arrays;
-    long gained = -1;
-    if (!PyArg_ParseTuple(args, "OOOd", &lists[0], &lists[1], &lists[2], &floor)) return NULL;
+    int learned = -1;
+    if (!PyArg_ParseTuple(args, "OOO", &lists[0], &lists[1], &lists[2])) return NULL;
     for (int list = 0; list < 3; list++)
         if ((numbers[list] = numbers_of(lists[list], &counts[list])) == NULL) goto done;
     if (counts[0] != counts[1]) {
@@ -135,13 +134,13 @@ static PyObject *search_follow(Search *self, PyObject *args) {
     } else if ((work = PyMem_Malloc((size_t)(counts[0] + 1) * sizeof(int32_t))) == NULL) {
         PyErr_NoMemory();
     } else if (arrays_acquire(&arrays, self) == 0) {
-        gained = search_learn(self, &arrays, numbers, counts, floor, work);
+        learned = search_learn(self, &arrays, numbers, counts, work);
         arrays_release(&arrays, self);
     }
 done:
     PyMem_Free(work);
     for (int list = 0; list < 3; list++) PyMem_Free(numbers[list]);
-    if (gained >= 0) return PyLong_FromLong(gained);
+    if (learned == 0) return new_none();
     return PyErr_Occurred() ? NULL : PyErr_NoMemory();
 }
 
@@ -206,15 +205,15 @@ static int add_root(Search *search) {
 }
 
 static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *texts[NUM_TEXTS], *tables[NUM_TABLES], *learned, *common, *noise;
+    PyObject *texts[NUM_TEXTS], *recycled, *learned, *common, *noise;
     int takes_trees, max_depth;
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!piO!", &texts[0], &texts[1], &texts[2], &tables[0], &tables[1], &PyTuple_Type,
-                          &learned, &PyTuple_Type, &common, &takes_trees, &max_depth, &PyTuple_Type, &noise)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOO!O!piO!", &texts[0], &texts[1], &texts[2], &recycled, &PyTuple_Type, &learned,
+                          &PyTuple_Type, &common, &takes_trees, &max_depth, &PyTuple_Type, &noise)) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Search *self = (Search *)allocate(type, 0);
     if (self == NULL) return NULL;
     for (int text = 0; text < NUM_TEXTS; text++) self->texts[text] = owned(texts[text]);
-    for (int table = 0; table < NUM_TABLES; table++) self->tables[table] = owned(tables[table]);
+    self->recycled = owned(recycled);
     self->learned = owned(learned);
     self->common_of = owned(common);
     self->noise = owned(noise);
@@ -229,7 +228,7 @@ static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
 static void search_dealloc(Search *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     for (int text = 0; text < NUM_TEXTS; text++) Py_XDECREF(self->texts[text]);
-    for (int table = 0; table < NUM_TABLES; table++) Py_XDECREF(self->tables[table]);
+    Py_XDECREF(self->recycled);
     Py_XDECREF(self->learned);
     Py_XDECREF(self->common_of);
     Py_XDECREF(self->noise);

@@ -1,18 +1,16 @@
-"""Weights that `auto` gives its sources, how far it is right, and what drafts and windows add: learned while decoding.
+"""Weights that `auto` gives its sources, how far it is right, and what drafts add: learned while decoding.
 
 Knows nothing of texts. Shared by threads without a lock: an update may be lost, and none is seen half done.
 """
 
 from array import array
-from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY
 
-MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
-NUM_MATCH_KINDS = max(MATCH_KINDS) + 1
-WIDTH = MAX_KEY + 7  # of a kind's weights: the bias, then one for each source
+NUM_MATCH_KINDS = 6  # of a context by its longest match: of 0 to 3 tokens, of 4 or 5, and longer
+WIDTH = MAX_KEY + 6  # of a kind's weights: the bias, then one for each source
 NUM_BINS = 20  # of probability, each with a factor: accepted tokens over those expected
 PRIOR = 6.0  # accepted tokens as which being right from the start counts
 MAX_EXPECTED = 100.0  # where a bin has expected so many accepted tokens, its counts are halved: old ones fade
@@ -20,8 +18,6 @@ MOST = 0.93  # probability of any token: long copies, held for nearly certain, e
 INITIAL_GAIN = 1.0
 GAIN_RATE = 0.05  # weight of a forward in what such forwards gain; of the first ones more, their mean
 SETTLED = 10  # forwards that gains read from a file count as
-INITIAL_WINDOW_GAIN = 0.05  # of a window that was never tried
-WINDOW_RATE = 0.03
 
 
 class Prior(NamedTuple):
@@ -50,7 +46,7 @@ class Prior(NamedTuple):
     drafted_share: float
 
     def weights(self) -> list[tuple[float, ...]]:
-        """Bias and weights of each kind of context, see `kind_of`."""
+        """Bias and weights of each kind of context: drafted or not, the kind of its longest match, its longest key."""
         found: list[tuple[float, ...]] = []
         for is_drafted in (False, True):
             share = self.drafted_share if is_drafted else 1.0
@@ -61,11 +57,10 @@ class Prior(NamedTuple):
                     shared = [share * weight for weight in (of_match, self.pooled, *self.recycled[level])]
                     siblings = share * self.siblings[level]
                     bias, common = self.bias[is_drafted][level], self.common[is_drafted]
-                    found.append((bias, *shared, common, of_draft, siblings, FOUND_WEIGHT))
+                    found.append((bias, *shared, common, of_draft, siblings))
         return found
 
 
-FOUND_WEIGHT = 0.2  # of what a window found
 GREEDY = Prior(
     lone_matches=(0.0, 0.35, 0.5, 0.6, 0.65, 0.7),  # by recorded answers of a model of 7B parameters
     matches=(0.0, 0.15, 0.22, 0.3, 0.3, 0.25),
@@ -90,12 +85,6 @@ SAMPLED = Prior(
 )
 
 
-def kind_of(longest_match: int, longest_key: int, is_drafted: bool) -> int:
-    """Kind of a context by the longest match in this text, the longest recycled key, and the draft model."""
-    match = MATCH_KINDS[min(longest_match, len(MATCH_KINDS) - 1)]
-    return (is_drafted * NUM_MATCH_KINDS + match) * (MAX_KEY + 1) + longest_key
-
-
 class AdaptiveWeights:
     """State learned about the sources, apart for greedy and for sampled texts.
 
@@ -107,7 +96,6 @@ class AdaptiveWeights:
             less the cost of those after it.
         num_gains (`list[int]`): forwards that each of `gains` was learned from, where it was not read from a file.
         retry_credit (`float`): tokens that forwards which do not pay may lose.
-        window_gain (`float`): tokens a step that are drafted and accepted because of lookahead's window.
     """
 
     def __init__(self, prior: Prior = GREEDY) -> None:
@@ -117,34 +105,12 @@ class AdaptiveWeights:
         self.factors = array("d", [1.0] * NUM_BINS)
         self.gains: list[float] = []
         self.num_gains: list[int] = []
-        self.retry_credit, self.window_gain = 0.0, INITIAL_WINDOW_GAIN
+        self.retry_credit = 0.0
 
     @property
     def arrays(self) -> "tuple[array[float], array[int], array[float], array[float], array[float]]":
         """The arrays as the compiled core takes them."""
         return self.weights, self.seen, self.expected, self.accepted, self.factors
-
-    def weights_of(self, kind: int) -> tuple[float, ...]:
-        """Bias and weights of one kind of context."""
-        return tuple(self.weights[kind * WIDTH : (kind + 1) * WIDTH])
-
-    def corrected(self, probability: float) -> float:
-        """Share of tokens drafted with this probability that is accepted."""
-        return min(MOST, probability * self.factors[_bin_of(probability)])
-
-    def learn_outcomes(self, outcomes: Iterable[tuple[float, bool]]) -> None:
-        """Learn from drafted tokens whose parents were accepted: each one's uncorrected probability, and its fate.
-
-        Each bin's share moves towards what was seen; few outcomes move it little.
-        """
-        for probability, accepted in outcomes:
-            place = _bin_of(probability)
-            self.expected[place] += probability
-            self.accepted[place] += accepted
-            if self.expected[place] > MAX_EXPECTED:
-                self.expected[place] /= 2
-                self.accepted[place] /= 2
-            self.correct(place)
 
     def correct(self, place: int) -> None:
         """Compute the factor of a bin anew."""
@@ -174,11 +140,3 @@ class AdaptiveWeights:
             return False
         self.retry_credit = 0.0
         return True
-
-    def window_gained(self, tokens: float) -> None:
-        """Learn that a step with a window had so many tokens because of it."""
-        self.window_gain += WINDOW_RATE * (tokens - self.window_gain)
-
-
-def _bin_of(probability: float) -> int:
-    return min(NUM_BINS - 1, int(probability * NUM_BINS))

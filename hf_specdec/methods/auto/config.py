@@ -11,14 +11,12 @@ from hf_specdec.methods.common.config import (
     MAX_KEPT,
     MAX_STEP_TOKENS,
     SpecConfig,
-    check_at_least,
     check_choice,
     check_devices,
     check_flag,
     check_positive,
 )
 
-MAX_WINDOW_SIZE, MAX_WINDOW_NGRAM = 256, 16
 Pool = Literal["request", "shared"]
 
 
@@ -41,11 +39,6 @@ class AutoSpecConfig(SpecConfig):
             Bound of the remembered logits, in entries of 16 tokens, 140 bytes each.
         use_recycled (`bool`, *optional*, defaults to `True`):
             Whether the target's logits of verified nodes are guesses for later.
-        window_size (`int`, *optional*, defaults to `5`):
-            Columns of lookahead's window, computed while it saves time; 0 for none. There is none with `num_nodes`,
-            without `use_recycled`, and where a model verifies chains only.
-        ngram_size (`int`, *optional*, defaults to `4`):
-            Tokens of the window's n-grams.
         draft_len (`int`, *optional*, defaults to `6`):
             Most forwards of the draft model a step, where `assistant_model` is given; fewer where they save no time.
         deterministic (`bool`, *optional*):
@@ -64,8 +57,6 @@ class AutoSpecConfig(SpecConfig):
     max_pool_tokens: int = 1_000_000
     max_recycled: int = 262_144
     use_recycled: bool = True
-    window_size: int = 5
-    ngram_size: int = 4
     draft_len: int = 6
     deterministic: bool | None = None
     draft_model_device_list: Sequence[int | str] | None = None
@@ -87,10 +78,6 @@ class AutoSpecConfig(SpecConfig):
         remedy = "Use `use_recycled=False` to keep no logits."
         check_positive("max_recycled", self.max_recycled, remedy, most=MAX_KEPT)
         check_flag("use_recycled", self.use_recycled)
-        if not isinstance(self.window_size, int) or isinstance(self.window_size, bool) or self.window_size != 0:
-            remedy = "Use 0 for no window; usual values are 3 to 8."
-            check_at_least("window_size", self.window_size, 2, remedy, most=MAX_WINDOW_SIZE)
-        check_at_least("ngram_size", self.ngram_size, 2, "Usual values are 3 to 5.", most=MAX_WINDOW_NGRAM)
         check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.", most=MAX_STEP_TOKENS)
         if self.deterministic is not None and not isinstance(self.deterministic, bool):
             remedy = "Leave it out to follow torch.use_deterministic_algorithms."
@@ -102,17 +89,6 @@ class AutoSpecConfig(SpecConfig):
     def node_budget(self) -> int:
         """Most drafted tokens a step, the root not counted."""
         return self.max_nodes if self.num_nodes is None else self.num_nodes
-
-    @property
-    def step_budget(self) -> int:
-        """Most tokens a step computes besides the current one, the window's counted."""
-        return self.node_budget + self.window_columns
-
-    @property
-    def window_columns(self) -> int:
-        """Tokens of a full window besides the current one; 0 where there is no window."""
-        has_window = self.window_size and self.num_nodes is None and self.use_recycled
-        return self.window_size * (self.ngram_size - 1) - 1 if has_window else 0
 
     @property
     def fits_costs(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree, TreeBuilder
 from hf_specdec.methods.auto.adaptive_weights import MOST
 from hf_specdec.methods.auto.recycled_logits import NUM_LIKELIEST, Entry, best_tokens, entries_of, log_odds
-from hf_specdec.methods.auto.search import AnySearch
+from hf_specdec.methods.auto.search import Search
 from hf_specdec.methods.auto.sources import Found
 from hf_specdec.methods.common.draft_scorer import DraftScorer
 from hf_specdec.methods.common.draw_noise import DrawNoise, coupled
@@ -56,7 +56,7 @@ class DraftSource:
         self._wanted: list[int] = []
         self._entries: Sequence[Entry] = ()  # for those wanted last, until they are told
 
-    def request(self, search: AnySearch, found: Found) -> DraftTree | None:
+    def request(self, search: Search, found: Found) -> DraftTree | None:
         """Nodes that the draft model's next forward scores: the likeliest that it can and has not; `None` for none."""
         known = self._places
         with_depths = zip(found.nodes, found.depths, strict=True)
@@ -77,7 +77,7 @@ class DraftSource:
         """The draft model's logits for what was requested last."""
         self._entries = best_tokens(rows) if self.logits_processor is None else self._drawn(rows.logits)
 
-    def tell(self, search: AnySearch) -> bool:
+    def tell(self, search: Search) -> bool:
         """Tell the search what is known of its nodes; whether that was anything new."""
         entries, self._entries = self._entries, ()
         for node, entry in zip(self._wanted, entries, strict=False):
@@ -141,7 +141,7 @@ class TranslatedSource:
         self._paths: dict[tuple[int, ...], float] = {(): 1.0}  # in the target's tokens, with their probabilities
         self._told: dict[tuple[int, ...], int] = {}  # tokens that the search knows to follow each
 
-    def request(self, search: AnySearch, found: Found) -> DraftTree | None:
+    def request(self, search: Search, found: Found) -> DraftTree | None:
         """Tokens that the draft model's next forward reads, the text's tail and its own; `None` after its end."""
         self._catch_up()
         known = self.translation
@@ -161,7 +161,7 @@ class TranslatedSource:
         for end in range(1, len(path) + 1):
             self._paths.setdefault(path[:end], self._probability)
 
-    def tell(self, search: AnySearch) -> bool:
+    def tell(self, search: Search) -> bool:
         """Tell the search what is known of its nodes; whether that was anything new."""
         is_new = False
         for path, following in self._following().items():
@@ -214,7 +214,7 @@ def draft_source_of(
     return DraftSource(scorer, logits_processor) if translation is None else TranslatedSource(scorer, translation)
 
 
-def _node_at(search: AnySearch, path: Sequence[int]) -> int | None:
+def _node_at(search: Search, path: Sequence[int]) -> int | None:
     """The search's node at the end of `path` below the root; `None` where there is none yet."""
     node = 0
     for token in path:

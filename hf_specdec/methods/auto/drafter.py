@@ -2,8 +2,7 @@
 
 The tree grows best first, by the probability that the target accepts a node and all before it. How many nodes pay is
 not decided here: nodes come in the order of their worth, with their probabilities, and whoever verifies them cuts.
-A draft model is asked where the nodes that it adds are worth its forward, judged by what its forwards added before; so
-is lookahead's window added, where it is worth its columns.
+A draft model is asked where the nodes that it adds are worth its forward, judged by what its forwards added before.
 Knows neither clocks nor models.
 """
 
@@ -15,10 +14,9 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import draft_source_of
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
-from hf_specdec.methods.auto.search import AnySearch, search_of
+from hf_specdec.methods.auto.search import Search
 from hf_specdec.methods.auto.sources import Found, NoiseRow, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.auto.window import AutoWindow
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult
 from hf_specdec.methods.common.ngram.index import NgramIndex
@@ -50,9 +48,8 @@ class AutoDrafter(RoundDrafter):
 
     num_top_logits: int
     index: NgramIndex
-    window: AutoWindow | None
-    _search: AnySearch | None  # of the step under way
-    _described: AnySearch | None  # the last one, for observers
+    _search: Search | None  # of the step under way
+    _described: Search | None  # the last one, for observers
     _asked: list[Found | None]  # what would have been drafted before each forward of a step, and what was after all
 
     def __init__(
@@ -110,11 +107,11 @@ class AutoDrafter(RoundDrafter):
             self._search = None
             return DraftTree.chain(self.index.tokens[-1])
         max_depth, noise = request.max_depth, self._known_noise()
-        search = search_of(self.sources, self.index, takes_trees=self.takes_trees, max_depth=max_depth, noise=noise)
+        search = Search(self.sources, self.index, takes_trees=self.takes_trees, max_depth=max_depth, noise=noise)
         self._search = self._described = search
         found = search.likeliest(budget, self._floor)
         if self.draft is None:
-            return self._tree_of(search, found)
+            return self._tree_of(found)
         self.draft.start(self.index.tokens, request.noise, max_depth)
         without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
         while len(without) < self.config.draft_len:
@@ -126,7 +123,7 @@ class AutoDrafter(RoundDrafter):
             while self.draft.tell(search):
                 found = search.likeliest(budget, self._floor)
         self._asked = [*without, found] if without else []
-        return self._tree_of(search, found)
+        return self._tree_of(found)
 
     def learn_from(self, result: DraftResult) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
@@ -134,8 +131,6 @@ class AutoDrafter(RoundDrafter):
         self._learn(tree, accepted)
         if logits is not None:
             self._recycle(tree, logits)
-            if self.window is not None:
-                self.window.observe(tree, logits)
         self.index.extend(accepted)
         if self.draft is not None:
             self.draft.keep(tree, accepted)
@@ -168,11 +163,6 @@ class AutoDrafter(RoundDrafter):
             draft_source="draft_model" if self.scorer is None else self.scorer.source,
         )
         self.index = NgramIndex(MAX_NGRAM)
-        self.window = None
-        if config.window_columns and self.takes_trees:
-            self.window = AutoWindow(config.window_size, config.ngram_size, self.sources.learned)
-            self.sources.found = self.window.found
-            self.max_extra_tokens = self.window.num_columns
         self._search = self._described = None
         self._asked = []
         self._num_levels = FIRST_LEVELS
@@ -193,18 +183,12 @@ class AutoDrafter(RoundDrafter):
         """The least probability that a node is drafted with."""
         return max(SMALLEST, self._cost.of_node)
 
-    def _tree_of(self, search: AnySearch, found: Found) -> DraftTree:
-        """The tree of these nodes, numbered in their order, with their probabilities, and with a window."""
+    def _tree_of(self, found: Found) -> DraftTree:
+        """The tree of these nodes, numbered in their order, with their probabilities."""
         self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
-        tree = DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
-        if self.window is None:
-            return tree
-        cost = self._cost.of_node
-        if self._value(search, found) <= 0.0:  # then the window alone makes the forward a wide one
-            cost += self._cost.of_draft / self.window.num_columns
-        return tree.with_extra(self.window.extra_tokens(self.index.tokens, cost))
+        return DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
 
-    def _value(self, search: AnySearch, found: Found) -> float:
+    def _value(self, search: Search, found: Found) -> float:
         """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
         cost = self._cost
         return search.value(found.nodes) - (len(found.nodes) - 1) * cost.of_node - cost.of_draft
@@ -247,7 +231,7 @@ class AutoDrafter(RoundDrafter):
             return 0
         return min(unread - max(int(most), LEAST_READ), self.scorer.num_skippable)
 
-    def _judge(self, search: AnySearch, accepted: Sequence[int]) -> None:
+    def _judge(self, search: Search, accepted: Sequence[int]) -> None:
         """Learn what each forward of this step and those after it added, less the cost of those after it.
 
         Expectations err where little was learned of drafted contexts; what came of a tree does not err, and varies.
@@ -259,7 +243,7 @@ class AutoDrafter(RoundDrafter):
             gain = max(0.0, values[-1]) - before
             self.sources.learned.gained(number, gain - cost * (num_forwards - 1 - number))
 
-    def _gained(self, search: AnySearch, found: Found, accepted: Sequence[int]) -> float:
+    def _gained(self, search: Search, found: Found, accepted: Sequence[int]) -> float:
         """Tokens gained where the text goes on with `accepted`: the mean of what is expected and of what came."""
         node, depth = 0, 0
         while depth < len(accepted) and (child := found.child(node, accepted[depth])) is not None:
@@ -273,9 +257,7 @@ class AutoDrafter(RoundDrafter):
         if search is None:
             return
         self._judge(search, accepted)
-        gained = search.follow(tree, accepted, 0.0 if self.window is None else self._floor)
-        if tree.extra is not None:
-            self.sources.learned.window_gained(gained)
+        search.follow(tree, accepted)
 
     def _recycle(self, tree: DraftTree, logits: NodeLogits) -> None:
         """Keep what the target thought after every node, those that were rejected too."""

@@ -19,7 +19,7 @@ from hf_specdec.methods.auto.adaptive_weights import AdaptiveWeights
 from hf_specdec.methods.auto.recycled_logits import NOTHING, NUM_KEPT, RecycledLogits, Rows
 from hf_specdec.methods.common.ngram.pool import BOUNDARY, NgramPool
 
-FORMAT = "hf_specdec memory 1"
+FORMAT = "hf_specdec memory 2"
 FIELD, REMEDY = "spec_memory", "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
 GENERATIONS = ("old", "young")
 LEARNED = ("weights", "seen", "expected", "accepted")  # arrays of `AdaptiveWeights`
@@ -99,8 +99,7 @@ class MemoryFile:
         for kind, weights in learned.items():
             for name in LEARNED:
                 self.tensors[f"{kind}.{name}"] = torch.from_numpy(np.array(getattr(weights, name)))
-            for name, values in (("gains", weights.gains), ("window_gain", [weights.window_gain])):
-                self.tensors[f"{kind}.{name}"] = torch.tensor(values, dtype=torch.float64)
+            self.tensors[f"{kind}.gains"] = torch.tensor(weights.gains, dtype=torch.float64)
 
     def fill(self, pool: NgramPool, recycled: RecycledLogits, learned: dict[str, AdaptiveWeights]) -> None:
         """Hand out what `put` took over."""
@@ -140,10 +139,8 @@ class MemoryFile:
             _check(name == "seen" or bool((tensor.abs() <= MOST_WEIGHT).all()), f"{kind}.{name} is out of range")
             own[:] = array(own.typecode, tensor.tolist())
         gains = self._tensor(f"{kind}.gains", torch.float64, None)
-        window_gain = self._tensor(f"{kind}.window_gain", torch.float64, 1)
-        are_gains = bool((torch.cat([gains, window_gain]).abs() <= MOST_WEIGHT).all())
-        _check(are_gains, f"{kind}.gains are out of range")
-        learned.gains, learned.window_gain = gains.tolist(), float(window_gain)
+        _check(bool((gains.abs() <= MOST_WEIGHT).all()), f"{kind}.gains are out of range")
+        learned.gains = gains.tolist()
         for place in range(len(learned.factors)):
             learned.correct(place)
 

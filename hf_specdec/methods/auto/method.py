@@ -1,12 +1,20 @@
-"""The registry's entry of `auto`, and the memory that its calls share."""
+"""The registry's entry of `auto`, the memory that its calls share, and what drafts without a compiled core."""
 
+import logging
+
+from hf_specdec.kernels import native
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, Method, MethodState, Source
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 
-GIVEN = "auto, given"
+GIVEN, WARNED = "auto, given", "auto, warned"  # names in a `MethodState`
+NUM_BRANCHES, MOST_NODES = 4, 32  # of a tree that is looked up
+
+logger = logging.getLogger("hf_specdec")
 
 
 def give_memory(state: MethodState, memory: SpecMemory) -> None:
@@ -31,15 +39,33 @@ def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
 
 
 def _make(config: AutoSpecConfig, context: DrafterContext) -> BaseDrafter:
+    remembers = config.pool == "shared" and not config.is_deterministic
+    memory = _memory(context.state, config) if remembers else None
+    if native.core is None:
+        return _looked_up(config, context, memory)
     return AutoDrafter(
         config,
-        _memory(context.state, config) if config.pool == "shared" and not config.is_deterministic else None,
+        memory,
         scorer=context.scorer,
         translation=context.translation,
         logits_processor=context.logits_processor,
         is_sampled=context.is_sampled,
         takes_trees=context.takes_trees,
     )
+
+
+def _looked_up(config: AutoSpecConfig, context: DrafterContext, memory: SpecMemory | None) -> BaseDrafter:
+    """The drafter where there is no compiled core: trees of n-grams of this text and of earlier ones."""
+    if WARNED not in context.state.by_name:
+        context.state.by_name[WARNED] = True
+        logger.warning('spec_method="auto" looks up n-grams alone: no compiled core is installed')
+    lookup = PromptLookupConfig(
+        num_branches=NUM_BRANCHES if context.takes_trees else 1,
+        max_nodes=min(config.node_budget, MOST_NODES),
+        pool="request" if memory is None else "shared",
+    )
+    pool = None if memory is None else memory.pool
+    return PromptLookupDrafter(lookup, pool, token_cost=context.token_cost, jump=context.jump)
 
 
 METHOD = Method(

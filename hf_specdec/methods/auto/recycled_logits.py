@@ -31,28 +31,11 @@ NUM_WAYS = 4  # places that one key can take
 FEW_ENTRIES = 64  # of which each may be anywhere
 LAST_STAMP = 1 << 30  # far enough from what 32 bits hold for one call's stamps
 MOVED_AT_ONCE = 4_096  # entries that count as equally old after a change of the bound
-TOKEN_BITS = 21  # of a token in a key: three of them fill a whole number of 64 bits
 NOTHING = -1  # fills entries of fewer tokens
 
 Entry = tuple[Sequence[int], Sequence[float]]  # next tokens, likeliest first, and the evidence for each
 Rows = npt.NDArray[Any]
 ALL = slice(None)
-
-
-def key_of(tokens: Sequence[int]) -> int:
-    """The last tokens of a context, at most `MAX_KEY` of them, as one number above 0."""
-    key = 0
-    for token in tokens:
-        key = (key << TOKEN_BITS) | (token + 1)
-    return key
-
-
-def keys_of(tail: Sequence[int]) -> list[int]:
-    """Keys of the last one, two, ... tokens of `tail`."""
-    keys = [0]
-    for size, token in enumerate(reversed(tail)):
-        keys.append(keys[-1] | (token + 1) << size * TOKEN_BITS)
-    return keys[1:]
 
 
 class RecycledLogits:
@@ -81,25 +64,6 @@ class RecycledLogits:
         """Entries kept."""
         return int(np.count_nonzero(self._keys))
 
-    def get(self, key: int) -> Entry | None:
-        """Tokens that the target found likely when it last followed those of `key`, a `key_of`."""
-        first = key % self._num_sets * self._num_ways
-        for place in range(first, first + self._num_ways):
-            if self._keys[place] == key:
-                is_token = self._tokens[place] >= 0
-                return self._tokens[place][is_token].tolist(), self._evidence[place][is_token].tolist()
-        return None
-
-    def longest(self, keys: Sequence[int]) -> Entry | None:
-        """Entry of the last of `keys` that is known."""
-        return next((entry for key in reversed(keys) if (entry := self.get(key)) is not None), None)
-
-    def put(self, tokens: Sequence[int], entry: Entry) -> None:
-        """Keep what the target thinks likely after `tokens`, at most `MAX_KEY` of them, and after their ends."""
-        keys = np.array([key_of(tokens[start:]) for start in range(len(tokens))], dtype=np.int64)
-        rows = filled(np.array([entry[0]]), np.array([entry[1]]))
-        self.put_rows(keys, *[row.repeat(len(keys), axis=0) for row in rows])
-
     def put_nodes(
         self, tokens: Sequence[int], parents: Sequence[int], before: Sequence[int], best: Rows, log_probs: Rows
     ) -> None:
@@ -110,17 +74,11 @@ class RecycledLogits:
             before: the tokens in front of the root, at least `MAX_KEY - 1` of them where there are so many.
             best, log_probs: `(N, K)`, the best next tokens of each and their log probabilities, at most `NUM_KEPT`.
         """
-        if native.core is not None:
-            rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(log_probs, dtype=np.float32)
-            with self._lock:
-                self._renumber_late_stamps()
-                self._clock = native.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
-            return
-        best, evidence = filled(best, log_odds(np.exp(log_probs.astype(np.float64))).astype(np.float32))
-        keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
-        shape = (keys.size, NUM_KEPT)
-        repeated = [np.broadcast_to(row, (*keys.shape, NUM_KEPT)).reshape(shape) for row in (best, evidence)]
-        self.put_rows(keys.reshape(-1), *repeated)
+        assert native.core is not None
+        rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(log_probs, dtype=np.float32)
+        with self._lock:
+            self._renumber_late_stamps()
+            self._clock = native.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
 
     def put_rows(self, keys: Rows, tokens: Rows, evidence: Rows) -> None:
         """Keep entries: `(N,)` keys, `(N, NUM_KEPT)` tokens and evidence; of equal keys the last one counts."""
@@ -221,27 +179,6 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> Rows:
     with contextlib.suppress(OSError):  # a kernel that has no huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype=dtype).reshape(shape)
-
-
-def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequence[int]) -> Rows:
-    """`(MAX_KEY, N)` keys of a tree's nodes: by one, two and three tokens."""
-    keys = np.empty((MAX_KEY, len(tokens)), dtype=np.int64)
-    last, above = np.array(tokens, dtype=np.int64) + 1, np.array(parents)
-    ends, keys[0] = last, last
-    for size in range(1, MAX_KEY):
-        ends = ends[above]  # the tokens `size` places earlier
-        ends[0] = before[-size] + 1 if size <= len(before) else 0
-        keys[size] = keys[size - 1] | ends << size * TOKEN_BITS
-    return keys
-
-
-def filled(tokens: Rows, evidence: Rows) -> tuple[Rows, Rows]:
-    """Rows of `NUM_KEPT` of them, where there are fewer."""
-    count = tokens.shape[1]
-    if count == NUM_KEPT:
-        return tokens, evidence
-    widths = ((0, 0), (0, NUM_KEPT - count))
-    return np.pad(tokens, widths, constant_values=NOTHING), np.pad(evidence, widths)
 
 
 def best_tokens(logits: NodeLogits, rows: slice | list[int] = ALL) -> Sequence[Entry]:

@@ -1,7 +1,7 @@
 """The tree of one step: nodes that the target most likely accepts, found best first, and what is learned from them.
 
-Nodes are numbered as they are first drafted; the root is 0. The compiled core searches; `PythonSearch` finds the same
-nodes with the same probabilities where there is none. Knows neither clocks nor models.
+Nodes are numbered as they are first drafted; the root is 0. The compiled core searches. Knows neither clocks nor
+models.
 """
 
 from collections.abc import Sequence
@@ -9,23 +9,9 @@ from collections.abc import Sequence
 from hf_specdec.common.observer import SourceVote
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.kernels import native
-from hf_specdec.methods.auto.python_search import PythonSearch
 from hf_specdec.methods.auto.recycled_logits import Entry
 from hf_specdec.methods.auto.sources import Found, NoiseRow, Sources
 from hf_specdec.methods.common.ngram.index import NgramIndex
-
-
-def search_of(
-    sources: Sources,
-    index: NgramIndex,
-    *,
-    takes_trees: bool = True,
-    max_depth: int = ANY_DEPTH,
-    noise: Sequence[NoiseRow] = (),
-) -> "Search | PythonSearch":
-    """Make the search of one step, see `Search`."""
-    kind = PythonSearch if native.core is None else Search
-    return kind(sources, index, takes_trees, max_depth, noise)
 
 
 class Search:
@@ -46,15 +32,19 @@ class Search:
     """
 
     def __init__(
-        self, sources: Sources, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[NoiseRow]
+        self,
+        sources: Sources,
+        index: NgramIndex,
+        *,
+        takes_trees: bool = True,
+        max_depth: int = ANY_DEPTH,
+        noise: Sequence[NoiseRow] = (),
     ) -> None:
         assert native.core is not None
         self._sources = sources
-        young, old, recycled, found, learned = sources.arrays
+        young, old, recycled, learned = sources.arrays
         texts, common = (index.arrays, young, old), index.common.arrays
-        self._search = native.core.Search(
-            *texts, recycled, found, learned, common, takes_trees, max_depth, tuple(noise)
-        )
+        self._search = native.core.Search(*texts, recycled, learned, common, takes_trees, max_depth, tuple(noise))
         self.token, self.parent = self._search.token, self._search.parent
         self.child, self.probability = self._search.child, self._search.probability
         self.value = self._search.value
@@ -72,14 +62,6 @@ class Search:
         """Take what the draft model says of `node`."""
         self._search.score(node, list(entry[0]), list(entry[1]))
 
-    def follow(self, tree: DraftTree, accepted: Sequence[int], floor: float) -> int:
-        """Learn every token that the text went on with, down the verified `tree`.
-
-        Returns:
-            `int`: how many of them were drafted and would have been less likely than `floor` without a window; not
-            asked where `floor` is 0.
-        """
-        return self._search.follow(tree.tokens, tree.parents, accepted, floor)
-
-
-AnySearch = Search | PythonSearch
+    def follow(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """Learn every token that the text went on with, down the verified `tree`."""
+        self._search.follow(tree.tokens, tree.parents, accepted)

@@ -2,8 +2,8 @@
 
 From long contexts to short ones: where the context stood before in this text and in earlier ones, and the target's
 recycled logits after the last three, two and one tokens; where there are none, the text's commonest tokens; what was
-likely in the place of the last token, since words that were left out often follow; what lookahead's window found; and
-what a draft model says, where it has been asked.
+likely in the place of the last token, since words that were left out often follow; and what a draft model says, where
+it has been asked.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from hf_specdec.common.observer import SourceVote
-from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, RecycledLogits
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
 
@@ -25,14 +25,13 @@ NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
-COMMON, DRAFT, SIBLINGS, FOUND = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 4)
+COMMON, DRAFT, SIBLINGS = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
 NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
     OWN: "text",
     POOLED: "earlier_texts",
     **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
     COMMON: "text",
     SIBLINGS: "recycled_logits",
-    FOUND: "window",
 }
 
 
@@ -69,11 +68,8 @@ class Sources:
         draft_source: what the draft is called in votes.
 
     Attributes:
-        found: logits that lookahead's window found for this text, if there is one.
         record (`array`): tokens of this text expected and accepted, faded.
     """
-
-    found: RecycledLogits | None = None
 
     def __init__(
         self,
@@ -101,12 +97,10 @@ class Sources:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """Earlier texts, recycled logits, what the window found and what was learned, as the compiled core takes them;
-        `None` for what takes no part.
-        """
+        """Earlier texts, recycled logits and what was learned, for the compiled core; `None` for what takes no part."""
         young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
-        recycled, found = (None if table is None else table.arrays for table in (self.recycled, self.found))
-        return young, old, recycled, found, (*self.learned.arrays, self.record)
+        recycled = None if self.recycled is None else self.recycled.arrays
+        return young, old, recycled, (*self.learned.arrays, self.record)
 
     def common_of(self, index: NgramIndex) -> Entry:
         """Get the text's commonest tokens and the evidence for each: the last resort after unknown contexts."""

@@ -86,7 +86,9 @@ def _machine() -> dict[str, Any]:
     return {
         "devices": list(map(str, available_devices())),
         "threads": torch.get_num_threads(),
-        "drafting": "in Python: no compiled core is installed" if native.core is None else "in the compiled core",
+        "drafting": "n-grams in Python: no compiled core is installed"
+        if native.core is None
+        else "in the compiled core",
         "linear layers": where,
         "norms": where,
         "attention": where,

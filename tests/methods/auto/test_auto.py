@@ -9,9 +9,9 @@ import torch
 
 from hf_specdec import AutoSpecConfig, DraftTree, SpecMemory, TreeBuilder
 from hf_specdec.methods.auto.drafter import RETRIED, AutoDrafter
-from hf_specdec.methods.auto.recycled_logits import key_of
 from hf_specdec.methods.common.drafter import DraftCost
 from tests.helpers.drafts import TableScorer, drafted_by, learned, random_table
+from tests.native.recycled import get, key_of
 
 VOCAB = 12
 TABLE = random_table(seed=1, vocab_size=VOCAB, scale=3.0)
@@ -194,7 +194,7 @@ def test_logits_of_rejected_nodes_are_kept_under_their_own_tokens() -> None:
     learned(drafter, tree, logits, [7])
     keys = {(1, 2, 3): 7, (2, 3, 4): 8, (2, 3, 5): 9, (3, 4, 6): 10, (6,): 10, (3, 5): 9}
     for key, best in keys.items():
-        entry = memory.recycled.get(key_of(key))
+        entry = get(memory.recycled, key_of(key))
         assert entry is not None
         assert entry[0][0] == best
 

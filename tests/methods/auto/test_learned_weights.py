@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from hf_specdec.methods.auto.adaptive_weights import WIDTH, AdaptiveWeights
-from hf_specdec.methods.auto.python_search import LONGEST_STEP, RATE, learn_weights, softmax, weighted_sums
 from hf_specdec.methods.auto.sources import Said
+from tests.native.mixing import LONGEST_STEP, RATE, learn_weights, softmax, weighted_sums, weights_of
 
 START = (-2.0, 0.0, 0.0)
 Rows = Sequence[tuple[float, ...]]  # evidence of each candidate, by source
@@ -30,7 +30,7 @@ def said(rows: Rows) -> Said:
 
 
 def probabilities(learned: AdaptiveWeights, rows: Rows) -> list[float]:
-    bias, *weights = learned.weights_of(0)
+    bias, *weights = weights_of(learned, 0)
     return softmax(weighted_sums(said(rows), bias, weights).values())
 
 
@@ -95,7 +95,7 @@ def test_it_learns_whom_to_believe() -> None:
     before = log_loss(learned, data)
     for rows, right in synthetic(2, 4_000):
         learn_weights(learned, 0, said(rows), right)
-    _, good, noise, *_ = learned.weights_of(0)
+    _, good, noise, *_ = weights_of(learned, 0)
     assert good > 2 * abs(noise)
     assert log_loss(learned, data) < 0.9 * before
 
@@ -137,7 +137,7 @@ def test_steps_shrink_with_what_a_kind_has_seen() -> None:
     learned.seen[1] = 20_000
     for kind in (0, 1):
         learn_weights(learned, kind, said([(1.0, 1.0)]), 0)
-    assert 0.0 < learned.weights_of(1)[1] < 0.2 * learned.weights_of(0)[1]
+    assert 0.0 < weights_of(learned, 1)[1] < 0.2 * weights_of(learned, 0)[1]
     assert list(learned.seen) == [1, 20_001]
 
 
@@ -145,16 +145,16 @@ def test_kinds_learn_apart() -> None:
     learned = learned_of(START, START)
     for rows, right in synthetic(5, 50):
         learn_weights(learned, 0, said(rows), right)
-    assert learned.weights_of(0)[:3] != START
-    assert learned.weights_of(1)[:3] == START
+    assert weights_of(learned, 0)[:3] != START
+    assert weights_of(learned, 1)[:3] == START
 
 
 def test_errors_too_small_to_matter_teach_nothing() -> None:
     learned = learned_of(sure := (-9.0, 0.1, 0.1))
     learn_weights(learned, 0, said([(0.5, 0.5)]), -1)
-    assert learned.weights_of(0)[:3] == sure
+    assert weights_of(learned, 0)[:3] == sure
     learn_weights(learned, 0, said([(0.5, 0.5)]), 0)
-    assert learned.weights_of(0)[:3] != sure
+    assert weights_of(learned, 0)[:3] != sure
 
 
 def test_a_copy_learns_on_alone() -> None:

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from hf_specdec.common.tree import ANY_DEPTH
-from hf_specdec.methods.auto.python_search import PythonSearch, _Node
 from hf_specdec.methods.auto.sources import Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
+from tests.native.oracle import PythonSearch, _Node
 
 Places = list[tuple[int, int]]  # place, matching tokens in front of it
 Votes = dict[int, float]
@@ -21,7 +20,7 @@ class Context:
         index, memory = NgramIndex(4), SpecMemory(1_000, 10)
         index.extend(tokens)
         memory.pool = pool or memory.pool
-        self.search = PythonSearch(Sources(memory, is_sampled=False), index, True, ANY_DEPTH, ())
+        self.search = PythonSearch(Sources(memory, is_sampled=False), index)
         self.node = self.search._nodes[0]
 
     def after(self, *tokens: int) -> "Context":

@@ -17,10 +17,11 @@ from hf_specdec.methods.auto.recycled_logits import (
     Entry,
     RecycledLogits,
     best_tokens,
-    key_of,
     log_odds,
 )
 from hf_specdec.methods.common.node_logits import NodeLogits
+from tests.native import recycled as recycled_table
+from tests.native.recycled import key_of, put
 
 
 def entry(token: int) -> Entry:
@@ -28,20 +29,20 @@ def entry(token: int) -> Entry:
 
 
 def get(recycled: RecycledLogits, *key: int) -> Entry | None:
-    return recycled.get(key_of(key))
+    return recycled_table.get(recycled, key_of(key))
 
 
 def test_an_entry_is_found_under_every_ending_of_its_tokens() -> None:
     recycled = RecycledLogits(100)
-    recycled.put((5, 6, 7), entry(1))
+    put(recycled, (5, 6, 7), entry(1))
     assert [get(recycled, *key) for key in ((7,), (6, 7), (5, 6, 7))] == [entry(1)] * 3
     assert [get(recycled, *key) for key in ((5,), (5, 6), (4, 6, 7))] == [None] * 3
 
 
 def test_the_newest_entry_counts() -> None:
     recycled = RecycledLogits(100)
-    recycled.put((5, 6), entry(1))
-    recycled.put((8, 6), entry(2))
+    put(recycled, (5, 6), entry(1))
+    put(recycled, (8, 6), entry(2))
     assert get(recycled, 6) == entry(2)
     assert get(recycled, 5, 6) == entry(1)
 
@@ -56,7 +57,7 @@ def test_keys_tell_tokens_of_large_vocabularies_apart() -> None:
 def test_where_there_is_no_room_the_entry_not_written_for_longest_leaves() -> None:
     recycled = RecycledLogits(4)
     for token in (1, 2, 3, 4, 1, 5):
-        recycled.put((token,), entry(token))
+        put(recycled, (token,), entry(token))
     assert [token for token in range(1, 6) if get(recycled, token) is not None] == [1, 3, 4, 5]
 
 
@@ -64,14 +65,14 @@ def test_where_there_is_no_room_the_entry_not_written_for_longest_leaves() -> No
 def test_time_has_no_end(order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Stamps have 32 bits: a memory that is written to for months numbers them anew, and forgets in the same order."""
     recycled = RecycledLogits(4)
-    recycled.put((9,), entry(9))
+    put(recycled, (9,), entry(9))
     monkeypatch.setattr(recycled, "_clock", LAST_STAMP - 2)
     for token in order:
-        recycled.put((token,), entry(token))
+        put(recycled, (token,), entry(token))
     assert recycled.export()["stamps"].max() < 10
     for number, token in enumerate(order):
         assert get(recycled, token) == entry(token)
-        recycled.put((10 + number,), entry(0))
+        put(recycled, (10 + number,), entry(0))
         assert get(recycled, token) is None
 
 
@@ -82,7 +83,7 @@ def test_rows_of_one_batch_keep_each_other() -> None:
     tokens = np.arange(41).repeat(NUM_KEPT).reshape(41, NUM_KEPT)
     recycled.put_rows(keys, tokens, np.ones((41, NUM_KEPT)))
     assert len(recycled) == 40
-    found = [recycled.get(int(key)) for key in keys[:40]]
+    found = [recycled_table.get(recycled, int(key)) for key in keys[:40]]
     assert [entry and entry[0][0] for entry in found] == [*range(7), 40, *range(8, 40)]
 
 
@@ -97,7 +98,7 @@ def test_it_never_holds_more_than_its_bound(bound: int) -> None:
     recycled = RecycledLogits(bound)
     most = 0
     for token in range(4 * bound):
-        recycled.put((token, token + 1, token + 2), entry(0))
+        put(recycled, (token, token + 1, token + 2), entry(0))
         most = max(most, len(recycled))
     assert 0.6 * bound < most <= bound
 
@@ -107,7 +108,7 @@ def test_threads_that_write_at_once_lose_no_entry_of_their_own() -> None:
 
     def work(first: int) -> None:
         for token in range(first, first + 2_000):
-            recycled.put((token,), entry(token))
+            put(recycled, (token,), entry(token))
 
     threads = [threading.Thread(target=work, args=(first,)) for first in (0, 10_000, 20_000)]
     for thread in threads:
@@ -149,9 +150,9 @@ def test_logits_of_half_precision_are_taken() -> None:
 
 def test_it_is_copied_with_what_it_holds() -> None:
     recycled = RecycledLogits(100)
-    recycled.put((5, 6), entry(1))
+    put(recycled, (5, 6), entry(1))
     other = pickle.loads(pickle.dumps(recycled))
-    other.put((5, 6), entry(2))
+    put(other, (5, 6), entry(2))
     assert (get(recycled, 6), get(other, 6)) == (entry(1), entry(2))
 
 
@@ -159,12 +160,12 @@ def test_it_is_copied_with_what_it_holds() -> None:
 def test_another_bound_keeps_the_newest_entries(bound: int) -> None:
     recycled = RecycledLogits(100)
     for token in range(60):
-        recycled.put((token,), entry(token))
+        put(recycled, (token,), entry(token))
     recycled.resize(bound)
     assert recycled.max_entries == bound
     kept = [token for token in range(60) if get(recycled, token) is not None]
     assert len(kept) == len(recycled) <= bound
     assert len(kept) >= min(60, 0.6 * bound)
     assert kept == list(range(60 - len(kept), 60))
-    recycled.put((77,), entry(1))
+    put(recycled, (77,), entry(1))
     assert get(recycled, 77) == entry(1)

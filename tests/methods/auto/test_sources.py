@@ -1,27 +1,21 @@
-"""One probability a candidate, from all sources, corrected by every token of the text: of the core and in Python."""
+"""One probability a candidate, from all sources, corrected by every token of the text."""
 
 import numpy as np
 import pytest
 import torch
 
 from hf_specdec.common.tree import TreeBuilder
-from hf_specdec.kernels import native
 from hf_specdec.methods.auto.adaptive_weights import MOST
 from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
-from hf_specdec.methods.auto.search import search_of
+from hf_specdec.methods.auto.search import Search
 from hf_specdec.methods.auto.sources import MOST_TRUST, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
+from tests.native.recycled import put
 
 LIKELY: Entry = ((30, 31), (12.0, 5.0))
 UNSURE: Entry = ((30, 31), (9.0, 5.0))  # below the bound of probabilities
 PLENTY = 1_000
-
-
-@pytest.fixture(autouse=True, params=["as installed", "in Python"])
-def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "in Python":
-        monkeypatch.setattr(native, "core", None)
 
 
 @pytest.fixture
@@ -42,7 +36,7 @@ def index_of(tokens: list[int]) -> NgramIndex:
 
 def ask(sources: Sources, tokens: list[int], drafted: Entry | None = None) -> dict[int, float]:
     """The probability of each token that may follow a text."""
-    search = search_of(sources, index_of(tokens), max_depth=1)
+    search = Search(sources, index_of(tokens), max_depth=1)
     if drafted is not None:
         search.score(0, drafted)
     found = search.likeliest(PLENTY, 0.0)
@@ -51,12 +45,12 @@ def ask(sources: Sources, tokens: list[int], drafted: Entry | None = None) -> di
 
 def learn(sources: Sources, tokens: list[int], token: int, verified: list[int]) -> None:
     """What comes after a text, of which some tokens were verified."""
-    search = search_of(sources, index_of(tokens), max_depth=1)
+    search = Search(sources, index_of(tokens), max_depth=1)
     search.likeliest(PLENTY, 0.0)
     builder = TreeBuilder(tokens[-1])
     for one in verified:
         builder.add(0, one)
-    search.follow(builder.build(), [token], 0.0)
+    search.follow(builder.build(), [token])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -64,7 +58,7 @@ def test_probabilities_are_at_most_one_together(seed: int, memory: SpecMemory, s
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(5, (60,), generator=generator).tolist()
     memory.pool.add(tokens[::-1])
-    memory.recycled.put(tuple(tokens[-3:]), (tuple(range(8)), (14.0,) * 8))
+    put(memory.recycled, tuple(tokens[-3:]), (tuple(range(8)), (14.0,) * 8))
     found = ask(sources, tokens, (tuple(range(8)), (14.0,) * 8))
     assert len(found) == 8
     assert sum(found.values()) <= 1.0 + 1e-9
@@ -73,7 +67,7 @@ def test_probabilities_are_at_most_one_together(seed: int, memory: SpecMemory, s
 
 def test_every_source_names_candidates(memory: SpecMemory, sources: Sources) -> None:
     memory.pool.add([6, 7, 20])
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     assert ask(sources, [6, 7, 10, 6, 7], ((40,), (13.0,))).keys() == {10, 20, 30, 31, 40}
 
 
@@ -91,7 +85,7 @@ def test_before_anything_is_learned_a_greedy_target_is_expected_to_be_surer_than
 
 def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMemory) -> None:
     memory.pool.add([6, 7, 20])
-    memory.recycled.put((7,), LIKELY)
+    put(memory.recycled, (7,), LIKELY)
     found = ask(Sources(memory, is_sampled=False, uses_texts=False, uses_recycled=False), [6, 7, 10, 6, 7])
     assert found.keys() == {6, 7, 10}
     assert found[10] == max(found.values())
@@ -100,7 +94,7 @@ def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMem
 def test_common_tokens_stand_in_only_where_nothing_is_recycled(memory: SpecMemory, sources: Sources) -> None:
     tokens = [4, 5, 6, 5, 7, 5, 8, 5, 9]
     assert 5 in ask(sources, tokens)
-    memory.recycled.put((9,), LIKELY)
+    put(memory.recycled, (9,), LIKELY)
     assert ask(sources, tokens).keys() == {30, 31}
 
 
@@ -110,13 +104,13 @@ def test_what_follows_a_longer_match_is_likelier(sources: Sources) -> None:
 
 
 def test_likelier_recycled_tokens_are_likelier(memory: SpecMemory, sources: Sources) -> None:
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     found = ask(sources, [5, 6, 7])
     assert found[30] > 5 * found[31]
 
 
 def test_a_draft_model_is_believed_more_than_what_is_recycled(memory: SpecMemory, sources: Sources) -> None:
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     found = ask(sources, [5, 6, 7], ((40,), (12.0,)))
     assert found[40] > found[30]
 
@@ -125,7 +119,7 @@ def test_a_draft_model_is_believed_more_than_what_is_recycled(memory: SpecMemory
 def test_it_learns_from_what_comes_drafted_or_not(
     token: int, rises: bool, memory: SpecMemory, sources: Sources
 ) -> None:
-    memory.recycled.put((5, 6, 7), UNSURE)
+    put(memory.recycled, (5, 6, 7), UNSURE)
     before = ask(sources, [5, 6, 7])[30]
     for _ in range(60):
         learn(sources, [5, 6, 7], token, [])
@@ -135,7 +129,7 @@ def test_it_learns_from_what_comes_drafted_or_not(
 
 def test_only_verified_candidates_are_counted_for_the_correction(memory: SpecMemory, sources: Sources) -> None:
     """Before anything was counted, a probability is corrected by nothing."""
-    memory.recycled.put((5, 6, 7), UNSURE)
+    put(memory.recycled, (5, 6, 7), UNSURE)
     said = ask(sources, [5, 6, 7])[30]
     learn(sources, [5, 6, 7], 30, [30, 99])
     assert sum(memory.greedy.expected) == pytest.approx(said)
@@ -143,7 +137,7 @@ def test_only_verified_candidates_are_counted_for_the_correction(memory: SpecMem
 
 
 def test_greedy_and_sampled_texts_teach_apart(memory: SpecMemory) -> None:
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     learn(Sources(memory, is_sampled=True), [5, 6, 7], 99, [30])
     assert sum(memory.sampled.seen) == 1
     assert sum(memory.greedy.seen) == 0
@@ -156,7 +150,7 @@ def test_nothing_known_is_no_candidate(sources: Sources) -> None:
 
 def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
     """Of one text alone: another that begins afterwards starts with full trust."""
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     sources = Sources(memory, is_sampled=True)
     before = ask(sources, [5, 6, 7])[30]
     for _ in range(5):
@@ -170,14 +164,14 @@ def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
 
 
 def test_no_trust_in_a_text_makes_a_token_certain(memory: SpecMemory, sources: Sources) -> None:
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     sources.record[0], sources.record[1] = 10.0, 100.0
     assert sources.trust == MOST_TRUST
     assert ask(sources, [5, 6, 7])[30] == MOST
 
 
 def test_a_text_that_keeps_more_than_it_promised_is_trusted_more(memory: SpecMemory) -> None:
-    memory.recycled.put((5, 6, 7), LIKELY)
+    put(memory.recycled, (5, 6, 7), LIKELY)
     sources, trusts = Sources(memory, is_sampled=True), []
     for _ in range(30):
         learn(sources, [5, 6, 7], 31, [31])  # the one held unlikely

@@ -11,7 +11,6 @@ from transformers import StaticCache
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from hf_specdec.engine.cost import budget
 from hf_specdec.engine.cost.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.cover import wide_but
@@ -69,25 +68,6 @@ def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) 
     assert ours.spec_stats.plain_reason is None
     assert max(map(len, learned(model))) >= 2
     assert generate(model, spec_method="auto", **how).sequences.tolist() == reference.tolist()
-
-
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("name", [name for name in CASES if "kept" not in name and "mamba2" not in name])
-def test_lookahead_s_window_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget.Budget, "_pause_or_go_on", lambda self, gain, least: None)
-    family, how = CASES[name]
-    memory = hf_specdec.SpecMemory()
-    memory.greedy.window_gain = memory.sampled.window_gain = 1e9  # whatever it costs
-    model = hf_specdec.enable(build(FAMILIES[family]), spec_memory=memory)
-    reference = generate(model, plain, **how).sequences
-    windows: list[bool] = []
-
-    def watch(step: hf_specdec.SpecStep) -> None:
-        windows.append(step.tree.extra is not None)
-
-    ours = generate(model, spec_method="auto", spec_observer=watch, **how)
-    assert ours.sequences.tolist() == reference.tolist()
-    assert sum(windows) > len(windows) / 4
 
 
 def test_the_cache_that_comes_out_is_plain_generates() -> None:

@@ -1,4 +1,4 @@
-"""The search in Python: what the compiled core computes, sum for sum, for tests to compare and where there is no core.
+"""The search in Python: what the compiled core computes, sum for sum, for tests to compare.
 
 Written to be read, not to be fast. A *match* is a place in a text and how many tokens in front of it agree with the
 context, all but one: a copy goes on behind a token that differs. When the context grows by a token, the matches that
@@ -11,17 +11,33 @@ loss, and corrects by what was accepted.
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hf_specdec.common.observer import SourceVote
-from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.auto.adaptive_weights import MOST, WIDTH, AdaptiveWeights, kind_of
-from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry, keys_of
-from hf_specdec.methods.auto.sources import COMMON, DRAFT, FOUND, OWN, POOLED, RECYCLED, SIBLINGS, Found, Said, Sources
+from hf_specdec.common.tree import ANY_DEPTH, DraftTree
+from hf_specdec.methods.auto.adaptive_weights import (
+    MOST,
+)
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
+from hf_specdec.methods.auto.sources import COMMON, DRAFT, OWN, POOLED, RECYCLED, SIBLINGS, Found, Said, Sources
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.common.node_logits import Array
+from tests.native.mixing import (
+    Noise,
+    corrected,
+    kind_of,
+    learn_outcomes,
+    learn_weights,
+    softmax,
+    sum_of,
+    weighted_sums,
+    weights_of,
+)
+from tests.native.recycled import get, keys_of, longest
+
+__all__ = ["PythonSearch"]
 
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 16  # tokens in front of a place compared
@@ -31,14 +47,9 @@ SMOOTHING_COUNT = 4.0  # votes for tokens never seen after the context
 OTHERS_NOISE, OTHERS_DRAFTED = 0.5, 2.0  # of all other tokens; where a draft named those of little noise. Measured
 LEAST_NOISE = 1e-30
 NEVER_DRAWN = -1e4  # score of a token that no draw can choose
-RATE = 0.02  # of the weights' first steps; it falls with the root of what a kind has seen
-SEEN_AT_RATE = 200.0
-LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
-CLEAR = 0.002  # errors below it teach nothing
 FADE = 0.97  # of what was accepted and expected in this text, a token
 
 Match = tuple[Sequence[int], int, int]  # text, place in it, matching tokens in front of the place, at most MAX_MATCH
-Noise = tuple[Sequence[float], float]  # minus the logarithm of the noise of each candidate's draw; of all others'
 
 
 class Prediction(NamedTuple):
@@ -74,7 +85,13 @@ class PythonSearch:
     """The search of one step. Arguments and methods are those of `Search`."""
 
     def __init__(
-        self, sources: Sources, index: NgramIndex, takes_trees: bool, max_depth: int, noise: Sequence[Array]
+        self,
+        sources: Sources,
+        index: NgramIndex,
+        *,
+        takes_trees: bool = True,
+        max_depth: int = ANY_DEPTH,
+        noise: Sequence[Array] = (),
     ) -> None:
         self._sources, self._learned, self._index, self._noise = sources, sources.learned, index, noise
         self._takes_trees, self._max_depth, self._end = takes_trees, max_depth, len(index)
@@ -152,23 +169,17 @@ class PythonSearch:
             total += probabilities[number]
         return total
 
-    def follow(self, tree: DraftTree, accepted: Sequence[int], floor: float) -> int:
+    def follow(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `Search`."""
-        here, place, without, gained = self._nodes[0], 0, 1.0, 0
+        here, place = self._nodes[0], 0
         for token in accepted:
             prediction = self.predicted(here)
             drafted = [tree.tokens[child] for child in tree.children(place)] if place >= 0 else []
             self._learn(prediction, token, [one for one in drafted if one in prediction.tokens])
             following = tree.child(place, token) if place >= 0 else None
-            if following is not None and floor > 0.0:
-                if prediction.said and prediction.said[-1][0] == FOUND:
-                    prediction = self._predict(here, uses_found=False)
-                without *= prediction.share(token)
-                gained += without < floor
             if token not in here.children:
                 break
             here, place = here.children[token], -1 if following is None else following
-        return gained
 
     def predicted(self, node: _Node) -> Prediction:
         """Candidates after `node`, computed at first use."""
@@ -186,16 +197,16 @@ class PythonSearch:
         found = [(token, reached * share) for token, share in both if reached * share >= floor]
         return found if self._takes_trees else sorted(found, key=lambda one: -one[1])[:1]
 
-    def _predict(self, node: _Node, *, uses_found: bool = True) -> Prediction:
-        kind, said = self._said_of(node, uses_found)
-        bias, *weights = self._learned.weights_of(kind)
+    def _predict(self, node: _Node) -> Prediction:
+        kind, said = self._said_of(node)
+        bias, *weights = weights_of(self._learned, kind)
         sums, noise = weighted_sums(said, bias, weights), None
         if len(node.path) < len(self._noise):
             others = OTHERS_NOISE if node.drafted is None else OTHERS_DRAFTED
             noise = [_score_of(self._noise[len(node.path)], token) for token in sums], -math.log(others)
         raw, trust = softmax(sums.values(), noise), self._sources.trust
-        probabilities = [min(MOST, self._learned.corrected(probability) * trust) for probability in raw]
-        total = max(_sum_of(probabilities), 1.0)
+        probabilities = [min(MOST, corrected(self._learned, probability) * trust) for probability in raw]
+        total = max(sum_of(probabilities), 1.0)
         probabilities = [probability / total for probability in probabilities]
         return Prediction(list(sums), raw, probabilities, kind, said, weights, noise)
 
@@ -205,11 +216,11 @@ class PythonSearch:
         if drafted:
             raw = [prediction.raw[prediction.tokens.index(one)] for one in drafted]
             record = self._sources.record
-            record[0] = FADE * record[0] + _sum_of([self._learned.corrected(probability) for probability in raw])
+            record[0] = FADE * record[0] + sum_of([corrected(self._learned, probability) for probability in raw])
             record[1] = FADE * record[1] + (token in drafted)
-            self._learned.learn_outcomes(zip(raw, [one == token for one in drafted], strict=True))
+            learn_outcomes(self._learned, zip(raw, [one == token for one in drafted], strict=True))
 
-    def _said_of(self, node: _Node, uses_found: bool) -> tuple[int, Said]:
+    def _said_of(self, node: _Node) -> tuple[int, Said]:
         """Kind of the context that ends with `node`, and what each source that knows it says."""
         sources, (own, pooled) = self._sources, self._matches_of(node)
         tail = (*self._index.tokens[-MAX_KEY - 1 :], *node.path)
@@ -217,17 +228,15 @@ class PythonSearch:
         votes = [(place, self._counted(node, found)) for place, found in ((OWN, own), (POOLED, pooled))]
         said, level = [(place, entry) for place, entry in votes if entry[0]], 0
         for size, key in enumerate(keys, 1):
-            if sources.recycled is not None and (entry := sources.recycled.get(key)) is not None:
+            if sources.recycled is not None and (entry := get(sources.recycled, key)) is not None:
                 said, level = [*said, (RECYCLED + MAX_KEY - size, entry)], size
         if not level:
             said.append((COMMON, self._common))
         if node.drafted is not None:
             said.append((DRAFT, node.drafted))
-        if sources.recycled is not None and (entry := sources.recycled.longest(above)) is not None:
+        if sources.recycled is not None and (entry := longest(sources.recycled, above)) is not None:
             others = [pair for pair in zip(*entry, strict=True) if pair[0] != node.token]
             said.append((SIBLINGS, ([token for token, _ in others], [value for _, value in others])))
-        if uses_found and sources.found is not None and (entry := sources.found.longest(keys)) is not None:
-            said.append((FOUND, entry))
         return kind_of(max([size for *_, size in own], default=0), level, node.drafted is not None), said
 
     def _matches_of(self, node: _Node) -> tuple[list[Match], list[Match]]:
@@ -287,57 +296,6 @@ def match_length(text: Sequence[int], place: int, context: Sequence[int]) -> int
     return same
 
 
-def weighted_sums(said: Said, bias: float, weights: Sequence[float]) -> dict[int, float]:
-    """Score of every candidate."""
-    sums: dict[int, float] = {}
-    for source, (tokens, evidence) in said:
-        for token, value in zip(tokens, evidence, strict=False):
-            sums[token] = sums.get(token, bias) + weights[source] * value
-    return sums
-
-
-def softmax(scores: Iterable[float], noise: Noise | None = None) -> list[float]:
-    """Probability of each candidate.
-
-    Args:
-        noise: where it is known from what noise the token is drawn. The token drawn has the greatest p / e, where e is
-            its noise; p is known up to an error of the score, and where that is Gumbel distributed the chances are as
-            p / e is.
-    """
-    known, others = [*scores], 0.0
-    if noise is not None:
-        known, others = [score + of_draw for score, of_draw in zip(known, noise[0], strict=True)], noise[1]
-    largest = max([others, *known])
-    shares = [math.exp(score - largest) for score in known]
-    total = _sum_of([math.exp(others - largest), *shares])
-    return [share / total for share in shares]
-
-
-def learn_weights(learned: AdaptiveWeights, kind: int, said: Said, right: int, noise: Noise | None = None) -> None:
-    """Learn from one token of the text: `right`, whether any source named it or none."""
-    bias, *weights = learned.weights_of(kind)
-    sums = weighted_sums(said, bias, weights)
-    errors = {t: (t == right) - share for t, share in zip(sums, softmax(sums.values(), noise), strict=True)}
-    errors = {token: error for token, error in errors.items() if abs(error) >= CLEAR}
-    steps = [_sum_of(errors.values()), *[0.0] * (WIDTH - 1)]
-    for source, (tokens, evidence) in said:
-        for token, value in zip(tokens, evidence, strict=False):
-            if token in errors:
-                steps[source + 1] += errors[token] * value
-    rate = RATE / math.sqrt(1.0 + learned.seen[kind] / SEEN_AT_RATE)
-    learned.seen[kind] += 1
-    for place, step in enumerate(steps if errors else (), kind * WIDTH):
-        learned.weights[place] += rate * max(-LONGEST_STEP, min(LONGEST_STEP, step))
-
-
 def _score_of(noise: Array, token: int) -> float:
     """Part of a token's score by the noise of its draw."""
     return -math.log(max(float(noise[token]), LEAST_NOISE)) if token < len(noise) else NEVER_DRAWN
-
-
-def _sum_of(numbers: Iterable[float]) -> float:
-    """Add numbers one after the other, as the compiled core does; `sum` makes up for rounding."""
-    total = 0.0
-    for number in numbers:
-        total += number
-    return total
