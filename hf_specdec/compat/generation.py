@@ -30,15 +30,17 @@ from transformers import (
 )
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticCache
 from transformers.generation import GenerationMode
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from hf_specdec.compat.caches import CACHE, CACHE_NAMES
+from hf_specdec.compat.caches import CACHE, CACHE_NAMES, cache_name
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
 
 # What `_prepares_alike` allows for: names that a class reads, and arguments that it sets.
 PASSED_ON = {"super", "prepare_inputs_for_generation", "config", "num_logits_to_keep"}
 SET_ALIKE = {"logits_to_keep", "attention_mask"}
+INPUT_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+HOMES = ("transformers.", "peft.", "hf_specdec.")  # whose code goes on linearly, or is known here
 
 
 @dataclass
@@ -110,6 +112,21 @@ def has_own_input_preparation(model: PreTrainedModel) -> bool:
         or "prepare_inputs_for_generation" in vars(model)
         or model.is_remote_code()
     )
+
+
+def has_foreign_inputs(model: PreTrainedModel) -> bool:
+    """Returns whether code from outside of transformers prepares inputs of forwards, in the class or on the model."""
+    methods = (vars(model).get(name) or getattr(type(model), name) for name in INPUT_METHODS)
+    functions = (getattr(method, "__func__", method) for method in methods)
+    return not all(getattr(one, "__globals__", {}).get("__name__", "").startswith(HOMES) for one in functions)
+
+
+def next_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`model_kwargs` after one more token, by an output that has nothing but the cache."""
+    made = Seq2SeqLMOutput if model.config.is_encoder_decoder else CausalLMOutputWithPast
+    name = cache_name(model_kwargs)
+    outputs: Any = {name: model_kwargs[name]}
+    return updated_kwargs(model, made(**outputs) if name == CACHE else outputs, model_kwargs)
 
 
 @functools.cache

@@ -100,6 +100,10 @@ def _run(loop: SpecLoop, stats: SpecStats) -> None:
     """Decode to the end; count what was compiled, and say once what could not be."""
     compiled_before = loop.batch.compile_seconds
     loop.run()
+    if (note := loop.batch.target.inputs_note) is not None:
+        stats.plain_reason = note
+        model = loop.batch.target.model
+        state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {note}")
     stats.compile_seconds = loop.batch.compile_seconds - compiled_before
     for forward in loop.batch.compiled:
         stats.num_graphs += forward.num_graphs

@@ -184,15 +184,15 @@ class StepRunner:
         batch.target.forward(trees)
         self.finish()
         logits = batch.read(trees, begins_next=self.pipelines)
-        is_repeated = any(rows.is_spoiled for rows in logits)
-        if is_repeated:
+        num_repeats = int(any(rows.is_spoiled for rows in logits))
+        if num_repeats:
             batch.target.forget()
             trees = batch.without_drafts(trees)
             batch.target.forward(trees)
-            self.stats.num_forwards += 1
+            self.stats.num_forwards += num_repeats
             logits = batch.read(trees)
         outputs = [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
-        return trees, outputs, is_repeated
+        return trees, outputs, num_repeats > 0
 
     def _verify(self, batch: Batch, trees: Sequence[DraftTree]) -> list[VerifyResult]:
         """Choose every sequence's tokens and keep what was accepted; after an error, what was chosen before it."""

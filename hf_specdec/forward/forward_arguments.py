@@ -54,3 +54,8 @@ def rows_of_value(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
     if type(value) is tuple:  # what an encoder returns without a dictionary
         return tuple(rows_of_value(item, index, batch, dim) for item in value)
     return value
+
+
+def without_prompts(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a forward without those that leave out logits, or belong to a prompt alone."""
+    return {name: value for name, value in inputs.items() if name not in (*SHORTENED_LOGITS, *compat.OF_PROMPTS)}

@@ -29,8 +29,10 @@ from hf_specdec.forward.forward_arguments import (
     rows_of_value,
     tensors_of,
     with_token_types,
+    without_prompts,
 )
 from hf_specdec.forward.graph_inputs import GraphInputs
+from hf_specdec.forward.own_inputs import OwnInputs
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
@@ -102,6 +104,9 @@ class StepInputs:
         self._reuses_tensors = reuses_tensors
         self._send = Sender(self.device) if reuses_tensors else functools.partial(to_device, device=self.device)
         self.start = num_cached
+        self.own: OwnInputs | None = None  # of one row, as rules say
+        if compat.has_foreign_inputs(model) and len(texts) == 1 and not self.is_fixed:
+            self.own = OwnInputs(model, model_kwargs, texts[0], num_cached, self.mask_key, self.positions_key)
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
         asks = adapter is not None or self.asks_model or self.base is None or follows_length
@@ -156,13 +161,17 @@ class StepInputs:
             self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
         in_sequence = is_even and all(row.is_chain for row in layouts)
+        if self.own is not None and total == 1:
+            self.tree = None
+            if self.follows_length:
+                self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
+            return without_prompts(self.own.at(num_cached[0]))
         inputs = dict(self.template)
         if self.follows_length:
             self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
         if self.asks_model and (ahead[0] or total > 1):
             inputs = self._asked(layouts, num_cached[0])
-        for key in (*SHORTENED_LOGITS, *compat.OF_PROMPTS):
-            inputs.pop(key, None)
+        inputs = without_prompts(inputs)
         skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
         rows = self._rows_of(layouts) if self.attends and (skips_padding or not in_sequence) else None
         keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]

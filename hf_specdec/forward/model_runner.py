@@ -95,6 +95,7 @@ class ModelRunner(PromptForward):
         self._checked, self._best = None if self.adapter else checked_steps(fixed), None
         self.rotary, self._drop_length = rotary_of(model, facts), facts.of(cache_drop_length, model)
         self._limits, self._kernels = TimeStepLimits(model, facts), CpuKernels(model, is_compiled=compiled is not None)
+        self._is_foreign = compat.has_foreign_inputs(model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -118,7 +119,9 @@ class ModelRunner(PromptForward):
 
     @property
     def draft_room(self) -> int | None:
-        """Number of tokens that may be drafted before the model computes its cache anew; `None` for any."""
+        """Number of tokens that may be drafted before the model changes its inputs or its cache; `None` for any."""
+        if self._is_foreign and (inputs := self.step_inputs()).own is not None:
+            return max(inputs.own.room(max(map(len, self.texts)) - 1), 0)
         if self._drop_length is None or self._cached > self._drop_length:
             return None
         room = self._drop_length - max(map(len, self.texts))
@@ -166,13 +169,10 @@ class ModelRunner(PromptForward):
             self._feed_common()
         if self._widths.all and not self.lockstep:
             self._feed_ahead(trees)
+        own = self.step_inputs().own if self._is_foreign and self._num_uncached(0) else None
+        while own is not None and 0 < self._num_uncached(0) > own.room(self._num_cached[0]):
+            self._feed([self._pending(0)[:1]])
         self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
-
-    def drops_cache_next(self) -> bool:
-        """Returns whether plain generation's next forward, of one row, would compute the whole text anew."""
-        if (length := self._drop_length) is None or len(self.texts) > 1 or self.cache.spec is None:
-            return False
-        return len(self.texts[0]) > length >= self._cached
 
     def _drop_cache(self) -> None:
         """Compute the whole text again in the next forward, all of it as at its present length."""
@@ -237,11 +237,6 @@ class ModelRunner(PromptForward):
         self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
         self._layouts = []
 
-    def forget(self) -> None:
-        """Forget what was written since the last commit, so that nothing of it reaches a later forward."""
-        self.cache.forget(len(self._layouts[0]))
-        self._layouts = []
-
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
         self.next_tokens = None
@@ -289,7 +284,7 @@ class ModelRunner(PromptForward):
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
-        step = max(self._widths.all, default=length)
+        step = 1 if self._is_foreign else max(self._widths.all, default=length)
         for start in range(min(self._num_cached), length - 1, step):
             end = min(start + step, length - 1)
             uncached = [text.tokens[cached:end] for text, cached in zip(self.texts, self._num_cached, strict=True)]

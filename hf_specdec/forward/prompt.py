@@ -14,6 +14,7 @@ from hf_specdec.cache.prefix_cache import PrefixCache, States
 from hf_specdec.cache.rollback import RollbackCache
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.forward.inputs import StepInputs
 from hf_specdec.forward.next_forward import NextForward
 from hf_specdec.forward.prompt_logits import AskedRow, TopTokens, kept_states, top_of_prompts
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -52,6 +53,7 @@ class PromptForward(NextForward):
     cache: RollbackCache
     rounds_alike: bool
     _kernels: CpuKernels
+    _inputs: StepInputs | None
     _num_cached: list[int]
     _ahead: int
     _half_done: bool
@@ -75,6 +77,25 @@ class PromptForward(NextForward):
     @abstractmethod
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache."""
+
+    @property
+    def inputs_note(self) -> str | None:
+        """Reason why tokens were computed one by one from some length on, or `None`."""
+        own = None if self._inputs is None else self._inputs.own
+        if own is None or own.parts_at is None or own.parts_at >= len(self.texts[0]) - 1:
+            return None
+        return f"its own code prepares other inputs from token {own.parts_at} on, where one token is computed at a time"
+
+    def forget(self) -> None:
+        """Forget what was written since the last commit, so that nothing of it reaches a later forward."""
+        self.cache.forget(len(self._layouts[0]))
+        self._layouts = []
+
+    def drops_cache_next(self) -> bool:
+        """Returns whether plain generation's next forward, of one row, would compute the whole text anew."""
+        if (length := self._drop_length) is None or len(self.texts) > 1 or self.cache.spec is None:
+            return False
+        return len(self.texts[0]) > length >= self._cached
 
     def prefill(self, asked: Sequence[AskedRow] = ()) -> list[TopTokens | None]:
         """The prompt's forward. `outputs.logits[:, -1]` decides the first tokens.

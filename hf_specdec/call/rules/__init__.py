@@ -24,6 +24,7 @@ MODEL_RULES: tuple[Rule, ...] = (
 CALL_RULES: tuple[Rule, ...] = (
     cache.repeated_text,
     inputs.shared_states,
+    inputs.foreign_inputs,
     inputs.attention_output,
     inputs.decoder_mask,
     cache.static_cache,

@@ -41,3 +41,10 @@ def padded_text(facts: Facts, request: Request) -> str | None:
         return None
     reason = facts.batch_reason()
     return None if reason is None else f"its attention_mask hides tokens, and {reason}"
+
+
+def foreign_inputs(facts: Facts, request: Request) -> str | None:
+    """Code from outside of transformers may prepare other inputs at any length of the text."""
+    if (facts.num_rows > 1 or facts.has_static_cache) and compat.has_foreign_inputs(facts.model):
+        return "code of its own prepares its inputs, which is followed for one sequence over a dynamic cache"
+    return None

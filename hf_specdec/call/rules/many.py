@@ -37,7 +37,7 @@ def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
         return asked_for(request) or ONE_SEQUENCE
     if model.config.is_encoder_decoder:
         return "its decoder reads an encoding of each prompt"
-    if compat.has_own_input_preparation(model):
+    if compat.has_own_input_preparation(model) or compat.has_foreign_inputs(model):
         return "its class prepares the inputs of each forward itself"
     if (reason := hooked_cache(facts, request)) is not None:
         return reason
