@@ -18,7 +18,7 @@ from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_node
 from hf_specdec.engine.sampling.row_processors import is_pure, keeps_rows_apart, processors_of_row
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.capabilities.probe import Capability
+from hf_specdec.forward.capabilities.probe import UNTRIED, Capability
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.forward.networks.draft_runner import DraftRunner
@@ -114,6 +114,11 @@ def draft_capability(
     """
     check_pair(target, draft, translates=translates)
     found = state_of(draft).findings.of(draft, now=now).capability
+    if found.reason.startswith(UNTRIED):
+        raise UnsupportedModelError(
+            f"`assistant_model` must compute a few tokens when it is tried, but {type(draft).__name__} does not: "
+            f"{found.reason.removeprefix(UNTRIED + ': ')}. Check its weights, its dtype and the memory that is free."
+        )
     if found.tier == "plain":
         raise UnsupportedModelError(
             f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "

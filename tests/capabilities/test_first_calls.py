@@ -12,7 +12,7 @@ import hf_specdec
 from hf_specdec.compat import CACHE
 from hf_specdec.forward.capabilities.attempts import sentence
 from tests.helpers.support import DRAFTS, MASK, PADDED, PROMPT, plain, results_of, see_all, steer
-from tests.helpers.zoo import FAMILIES, build
+from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
 ALONE: dict[str, Any] = CALL | {"input_ids": PROMPT}
@@ -133,3 +133,19 @@ def test_a_draft_in_train_mode_is_refused_with_the_remedy() -> None:
     draft = build(FAMILIES["gpt2"]).train()
     with pytest.raises(hf_specdec.UnsupportedModelError, match="train mode; call its eval"):
         model.generate(**ALONE, spec_method="draft_model", assistant_model=draft)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_logits_of_hidden_tokens_may_be_infinite(dtype: torch.dtype) -> None:
+    """A vocabulary that is masked: those logits are as infinite after a tree as after single tokens."""
+    model = build(FAMILIES["llama"]).to(dtype)
+    bias = torch.zeros(VOCAB_SIZE, dtype=dtype).index_fill(0, torch.arange(0, VOCAB_SIZE, 2), -torch.inf)
+    model.lm_head.bias = torch.nn.Parameter(bias)
+    hf_specdec.enable(model)
+    expected = model.generate(PROMPT, max_new_tokens=12, do_sample=False)
+    for method in ("prompt_lookup", "auto", "lookahead"):
+        output = model.generate(
+            PROMPT, max_new_tokens=12, do_sample=False, spec_method=method, return_dict_in_generate=True
+        )
+        assert output.sequences.tolist() == expected.tolist()
+        assert output.spec_stats.plain_reason is None

@@ -32,6 +32,8 @@ from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 
+UNTRIED = "several tokens in one forward could not be tried"
+
 
 @dataclass(frozen=True, slots=True)
 class Capability:
@@ -129,7 +131,7 @@ def rounds_alike(model: PreTrainedModel) -> bool:
 
 def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
     """Plain decoding, for a call whose probe failed."""
-    return _found(model, "plain", f"several tokens in one forward could not be tried: {error}")
+    return _found(model, "plain", f"{UNTRIED}: {error}")
 
 
 def _found(model: PreTrainedModel, tier: Tier, reason: str, error: float = math.nan) -> Capability:

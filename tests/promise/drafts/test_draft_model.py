@@ -78,6 +78,13 @@ def test_a_draft_that_cannot_forget_is_refused(pair: tuple[Any, Any], zoo: Calla
         pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=zoo("recurrent_gemma"), **OPTIONS)
 
 
+def test_a_draft_that_returns_nan_is_refused_by_that_name(pair: tuple[Any, Any]) -> None:
+    draft = noisy_copy(pair[0])
+    torch.nn.init.constant_(draft.model.norm.weight, float("nan"))
+    with pytest.raises(UnsupportedModelError, match="its logits are NaN. Check its weights"):
+        pair[0].generate(PROMPT, spec_method="draft_model", assistant_model=draft, **OPTIONS)
+
+
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("config", [ALWAYS, {**ALWAYS, "num_branches": 3, "max_nodes": 10}])
 def test_the_drafts_cache_is_never_rebuilt(pair: tuple[Any, Any], config: dict[str, Any]) -> None:
