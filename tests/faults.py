@@ -15,7 +15,7 @@ class Mutant:
 
 VERIFY, STOPPING, SEQUENCE = "engine/verify.py", "engine/stopping.py", "engine/sequence.py"
 SAMPLER, REJECTIONS = "engine/sampling/sampler.py", "engine/sampling/rejections.py"
-FILTERS, DRAWS = "engine/sampling/row_filters.py", "engine/sampling/draws.py"
+DRAWS = "engine/sampling/draws.py"
 LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
@@ -51,7 +51,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "promise/outputs/test_outputs.py",
         "promise/outputs/test_processors.py",
     ),
-    FILTERS: ("engine/sampling/test_row_filters.py",),
     REJECTIONS: ("engine/sampling/test_rejection.py", "engine/sampling/test_rejection_texts.py"),
     DRAWS: ("engine/sampling/test_draws.py",),
     STEP: (
@@ -124,11 +123,6 @@ MUTANTS = (
         SAMPLER,
         "self.scores.append(scores)",
         "self.scores.append(self._rows.logits[node : node + 1].float())",
-    ),
-    Mutant("a tie decides what top_p keeps", FILTERS, "or last < self.filters.top_p", "or above < self.filters.top_p"),
-    Mutant("draws that rounding can exchange count", FILTERS, "found[place] * (1.0 - ROUNDING)", "found[place]"),
-    Mutant(
-        "top_p counts what top_k removes", FILTERS, 'int(self.ascending.searchsorted(-self.cut, "right"))', "sums.size"
     ),
     Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
     Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),

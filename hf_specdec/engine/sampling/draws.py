@@ -25,48 +25,34 @@ class DrawsAhead:
         probabilities: `(T, vocab_size)` fp32 of the tree's nodes.
         noise: of the text; its stream stays as it is until a draw is taken.
         first: the node whose token is drawn next.
-        num_ranks: how many tokens are found for each node, those of the greatest p / e.
 
     Attributes:
-        found: `(N, num_ranks)` each, N nodes from `first` on: the greatest p / e, largest first, and their tokens.
+        found: `(N,)` each, N nodes from `first` on: the greatest p / e and its token.
     """
 
-    def __init__(
-        self,
-        probabilities: torch.Tensor,
-        tree: DraftTree,
-        noise: NoiseAhead,
-        *,
-        first: int = 0,
-        num_ranks: int = 1,
-    ) -> None:
+    def __init__(self, probabilities: torch.Tensor, tree: DraftTree, noise: NoiseAhead, *, first: int = 0) -> None:
         self._levels, self._noise, self._first = _levels_below(tree, first), noise, first
         self._num_taken = 0
         noise.vocab_size = probabilities.shape[-1]
         rows = [noise.row(level) for level in range(max(self._levels.values()) + 1)]
         last = max(self._levels)
         own = torch.stack([rows[self._levels.get(node, 0)] for node in range(first, last + 1)])  # (N, vocab_size)
-        ratios = probabilities[first : last + 1] / own
-        self.found: tuple[torch.Tensor, ...]
-        if num_ranks == 1:
-            self.found = ratios.max(dim=-1, keepdim=True)
-        else:
-            self.found = ratios.topk(min(num_ranks, ratios.shape[-1]), dim=-1)
+        self.found: tuple[torch.Tensor, ...] = (probabilities[first : last + 1] / own).max(dim=-1)
         self._read: Sequence[Array] = ()
 
     def load(self, read: Sequence[Array]) -> None:
         """Take what was read of `found`."""
         self._read = read
 
-    def at(self, node: int) -> tuple[Array, Array] | None:
-        """`(num_ranks,)` each: the greatest p / e after `node` and their tokens; `None` where it is drawn for later.
+    def at(self, node: int) -> tuple[float, int] | None:
+        """The greatest p / e after `node` and its token; `None` where it is drawn for later.
 
         That is for nodes too deep, and where another thread has drawn since.
         """
         if self._levels.get(node) != self._num_taken or not self._noise.is_current:
             return None
         ratios, tokens = self._read
-        return ratios[node - self._first], tokens[node - self._first]
+        return float(ratios[node - self._first]), int(tokens[node - self._first])
 
     def take(self, node: int) -> None:
         """The token after `node` is drawn: the stream goes on where plain decoding leaves it."""

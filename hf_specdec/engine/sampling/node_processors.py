@@ -20,7 +20,6 @@ from transformers import (
 from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.sampling.constraint import Constraint
-from hf_specdec.engine.sampling.row_filters import RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
@@ -30,19 +29,10 @@ ROUNDING = 4e-6  # what the order of additions changes of a cumulative probabili
 
 
 class NodeProcessors:
-    """A call's processors for the nodes of trees; see `of`.
-
-    Attributes:
-        filters (`RowFilters | None`): the last of them, where the host can decide what those keep.
-    """
+    """A call's processors for the nodes of trees; see `of`."""
 
     def __init__(self, processors: LogitsProcessorList, device: torch.device) -> None:
-        self._processors, self._others = list(processors), list(processors)
-        self.filters: RowFilters | None = None
-        for place in range(len(processors)):
-            if (filters := RowFilters.of(processors[place:])) is not None:
-                self.filters, self._others = filters, list(processors[:place])
-                break
+        self._processors = list(processors)
         self._no_ids = torch.empty((1, 0), dtype=torch.long, device=device)
         self._bounds: dict[float, torch.Tensor] = {}  # of each top_p, as `_around` has them
         self._text: TokenBuffer | None = None  # of which the first tokens are known
@@ -54,14 +44,13 @@ class NodeProcessors:
         return cls(processors, device) if all(map(takes_all_nodes, processors)) else None
 
     def __call__(
-        self, scores: torch.Tensor, tree: DraftTree, text: TokenBuffer, *, with_filters: bool = True
+        self, scores: torch.Tensor, tree: DraftTree, text: TokenBuffer
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The nodes' processed scores, and which rows are surely what they would be alone.
 
         Args:
             scores: `(T, vocab_size)` fp32; not written over.
             text: what the tree's root ends.
-            with_filters: whether `filters` are among the processors that are called.
 
         Returns:
             `(T, vocab_size)`, and pairs of `(T,)`: where the two of a pair differ, a token may be kept or not by the
@@ -69,7 +58,7 @@ class NodeProcessors:
         """
         pairs: list[torch.Tensor] = []
         ids: torch.Tensor | None = None
-        for processor in self._processors if with_filters else self._others:
+        for processor in self._processors:
             if type(processor) is RepetitionPenaltyLogitsProcessor:
                 ids = _texts(tree, text) if ids is None else ids
                 if max(self._largest_id(text), *tree.tokens) < scores.shape[-1]:

@@ -12,7 +12,6 @@ from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import Rejections
-from hf_specdec.engine.sampling.row_filters import NUM_RANKS, RowFilters
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import read_tensors
 
@@ -30,7 +29,6 @@ class TokensAhead:
     def __init__(self, nodes: NodeProcessors, stream: RandomStream | None, noise: NoiseAhead | None = None) -> None:
         self._nodes, self._stream, self._noise = nodes, stream, noise
         self._tree = DraftTree.chain(0)
-        self._filters: RowFilters | None = None  # those that the scores have not met
         self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
         self._draws: DrawsAhead | None = None
         self._rejections: Rejections | None = None
@@ -47,8 +45,7 @@ class TokensAhead:
         """
         draws_ahead = self._noise is not None and not tree.drafted_from
         self._tree, self._draws, self._rejections = tree, None, None
-        self._filters = self._nodes.filters if draws_ahead else None
-        scores, pairs = self._nodes(logits.to(torch.float32), tree, text, with_filters=self._filters is None)
+        scores, pairs = self._nodes(logits.to(torch.float32), tree, text)
         self._num_pairs = len(pairs)
         if self._stream is None:
             return scores.argmax(dim=-1), *pairs
@@ -59,9 +56,8 @@ class TokensAhead:
         if not draws_ahead:
             return tuple(pairs)
         self._draws = self._drawn_from(0)
-        wanted = () if self._filters is None else self._filters.wanted(scores, self._probabilities)
         assert self._noise is not None
-        return *self._draws.found, *wanted, *pairs, *self._noise.unread(max(tree.depths))
+        return *self._draws.found, *pairs, *self._noise.unread(max(tree.depths))
 
     def load(self, read: Sequence[Array]) -> None:
         """Take what was read of the tensors that `find` gave."""
@@ -70,8 +66,7 @@ class TokensAhead:
         end = len(read) - self._num_pairs
         self._pairs, self._read = read[end:], read[:end]
         if self._draws is not None:
-            self._draws.load(self._read[:2])
-            self._read = self._read[2:]
+            self._draws.load(self._read)
         elif self._rejections is not None:
             self._rejections.load(self._read)
 
@@ -90,14 +85,15 @@ class TokensAhead:
             self._draws = self._drawn_from(node)
             self._draws.load(tuple(read_tensors(self._draws.found)))
             drawn = self._draws.at(node)
-        token = None if drawn is None else self._first_kept(node, *drawn)
-        if token is not None:
-            self._draws.take(node)
+        ratio, token = drawn or (0.0, 0)
+        if not ratio > 0.0:  # NaN of what is no probability, too
+            return None
+        self._draws.take(node)
         return token
 
     def probabilities_after(self, node: int) -> torch.Tensor | None:
         """`(1, vocab_size)` to be drawn from; `None` where the processors have to be called for that."""
-        if self._probabilities is None or self._filters is not None or not self._is_sure(node):
+        if self._probabilities is None or not self._is_sure(node):
             return None
         return self._probabilities[node : node + 1]
 
@@ -106,15 +102,7 @@ class TokensAhead:
 
     def _drawn_from(self, node: int) -> DrawsAhead:
         assert self._probabilities is not None and self._noise is not None
-        num_ranks = 1 if self._filters is None else NUM_RANKS
-        return DrawsAhead(self._probabilities, self._tree, self._noise, first=node, num_ranks=num_ranks)
-
-    def _first_kept(self, node: int, ratios: Array, tokens: Array) -> int | None:
-        if self._filters is None:
-            return int(tokens[0]) if ratios[0] > 0.0 else None
-        assert self._probabilities is not None
-        row = [part[node] for part in self._read]
-        return self._filters.first_kept(ratios, tokens, row, self._probabilities.shape[-1])
+        return DrawsAhead(self._probabilities, self._tree, self._noise, first=node)
 
 
 def rejections_of(probabilities: torch.Tensor, tree: DraftTree, stream: RandomStream, first: int = 0) -> Rejections:

@@ -32,7 +32,7 @@ def taken(draws: DrawsAhead, node: int) -> int | None:
     if (found := draws.at(node)) is None:
         return None
     draws.take(node)
-    return int(found[1][0])
+    return found[1]
 
 
 @pytest.mark.parametrize("is_global", [True, False])
@@ -69,14 +69,6 @@ def test_only_the_next_level_is_taken() -> None:
     assert len(below.found[0]) == 2
     assert [taken(below, node) for node in (0, 7)] == [None, None]
     assert None not in [taken(below, node) for node in (6, 7)]
-
-
-def test_further_ranks_are_what_is_drawn_without_the_first() -> None:
-    draws, seeded = drawn_ahead(RandomStream(CPU, torch.Generator().manual_seed(1)), num_ranks=5), torch.Generator()
-    ratios = PROBABILITIES[:1] / torch.empty(1, VOCAB).exponential_(generator=seeded.manual_seed(1))
-    found = draws.at(0)
-    assert found is not None
-    assert found[1].tolist() == ratios[0].sort(descending=True).indices[:5].tolist()
 
 
 def test_a_stream_of_a_call_s_own_is_drawn_from() -> None:

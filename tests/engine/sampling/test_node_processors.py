@@ -64,20 +64,6 @@ def test_a_penalty_is_transformers_own_bit_for_bit(penalty: float) -> None:
             assert torch.equal(scores[node : node + 1].view(torch.int32), alone.view(torch.int32))
 
 
-def test_filters_at_the_end_may_be_left_to_the_host() -> None:
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
-    processors, nodes = of(*LISTS["all"]), DraftTree.chain(6, [7, 8])
-    assert processors.filters is not None
-    assert (processors.filters.top_k, processors.filters.top_p, processors.filters.min_p) == (30, 0.8, 0.02)
-    scores, pairs = processors(logits, nodes, TEXT, with_filters=False)
-    assert torch.equal(scores, of(*LISTS["all"][:2])(logits, nodes, TEXT)[0])
-    assert not pairs
-    first, filters = TopPLogitsWarper(0.9), of(TopPLogitsWarper(0.9), *LISTS["top_p"]).filters
-    assert filters is not None and filters.top_p == 0.8
-    assert len(of(first, *LISTS["top_p"])(logits, nodes, TEXT, with_filters=False)[1]) == 2
-    assert of(*LISTS["repetition_penalty"]).filters is None
-
-
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("num_new", [0, 2, MAX_UNWRITTEN + 1])
 def test_each_row_is_its_text_s_alone(name: str, num_new: int) -> None:
