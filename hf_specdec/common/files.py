@@ -93,14 +93,6 @@ def said_of_hub(path: PathLike, reason: str) -> str:
     return f"{rule}, but there is no folder {os.fspath(path)!r} here, and nothing was loaded from the hub: {reason}"
 
 
-def is_utf8(path: Path) -> bool:
-    """Returns whether `read_text` reads a file as it is: UTF-8 text without zero bytes."""
-    try:
-        return "\0" not in path.read_text("utf-8")
-    except UnicodeDecodeError:
-        return False
-
-
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers from 1; only a line feed ends one."""
     for number, line in enumerate(text.split("\n"), 1):

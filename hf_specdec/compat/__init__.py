@@ -68,7 +68,6 @@ from hf_specdec.compat.compiling import (
     without_guards,
 )
 from hf_specdec.compat.devices import (
-    computes_bf16,
     computes_halves,
     execution_device,
     has_tiles,

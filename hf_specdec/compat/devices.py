@@ -55,11 +55,6 @@ def execution_device(module: Any) -> torch.device | None:
     return None if device is None else torch.device(device)
 
 
-def computes_bf16(device: torch.device) -> bool:
-    """Returns whether products of bf16 matrices are not slower than those of fp32; of CPUs, what oneDNN says."""
-    return device.type != "cpu" or computes_halves(torch.bfloat16)
-
-
 def computes_halves(dtype: torch.dtype) -> bool:
     """Returns whether oneDNN multiplies matrices of fp16, or of bf16, on this CPU; else torch converts each number."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
