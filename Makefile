@@ -43,7 +43,7 @@ UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 
 demo: $(VENV)/.installed
 	@if $(BIN)/hf-specdec fetch smollm2 >/dev/null; then \
-		model="--model smollm2 --head smollm2-head --chat"; \
+		model="--model smollm2 --assistant-model smollm2-head --chat"; \
 	else \
 		echo "SmolLM2-135M-Instruct cannot be fetched: the embedded model continues Python code instead." >&2; \
 	fi; \

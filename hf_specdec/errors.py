@@ -99,7 +99,8 @@ class MissingExtraError(SpecError, ImportError):
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f'{purpose} needs `{package}`. Install it with: pip install "hf_specdec[{extra}]"')
+        self.remedy = f'Install it with: pip install "hf_specdec[{extra}]"'
+        super().__init__(f"{purpose} needs `{package}`. {self.remedy}")
         self.package, self.extra, self.purpose = package, extra, purpose
 
     def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str, str]]:

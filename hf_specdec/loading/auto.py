@@ -5,6 +5,7 @@ model.generate(**inputs, spec_method="prompt_lookup")
 """
 
 import contextlib
+import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,8 @@ from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
+
+SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # torch's names
 
 if TYPE_CHECKING:
 
@@ -93,8 +96,10 @@ class _EnabledAutoModel:
             MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
             UnsupportedModelError: the model has no linear layers to quantise.
         """
+        precision = SAME_PRECISION.get(str(precision), precision)
         if precision is not None and precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
+        _check_dtype(kwargs)
         if own := [name for name in own_arguments() if name in kwargs]:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
@@ -127,6 +132,16 @@ class _EnabledAutoModel:
         if attention is not None:
             model.set_attn_implementation(attention)
         return (model, info) if wants_info else model
+
+
+def _check_dtype(kwargs: Mapping[str, Any]) -> None:
+    """Raise where `dtype` is no dtype of torch, which transformers looks up by name."""
+    for name in ("dtype", "torch_dtype"):
+        value = kwargs.get(name)
+        if isinstance(value, str) and value != "auto" and not isinstance(getattr(torch, value, None), torch.dtype):
+            close = difflib.get_close_matches(value, ("auto", *SAME_PRECISION), n=1)
+            remedy = f"Did you mean {close[0]!r}?" if close else "Short names such as 'bf16' are for precision."
+            raise ConfigError(name, "must be a torch.dtype, the name of one, or 'auto'", value, remedy)
 
 
 @contextlib.contextmanager

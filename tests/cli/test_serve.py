@@ -87,7 +87,7 @@ def test_without_the_extra_the_install_line_is_given(run: Run, monkeypatch: pyte
 def test_a_draft_method_needs_a_draft_for_a_model_of_one_s_own(run: Run) -> None:
     result = run("serve", "--model", "some/model", "--spec-method", "draft_model")
     assert result.exit_code == 2
-    assert "--draft-model" in result.stderr
+    assert "`assistant_model` must be given" in result.stderr
 
 
 def ask_and_end(port: int, answers: list[str], has_ended: threading.Event) -> None:
@@ -134,10 +134,10 @@ def test_what_clients_wrote_is_kept_over_a_restart(run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "words", "told"),
     [
-        (None, (), "`--spec-memory` must come with --memory shared"),
-        (None, ("--memory", "shared", "--spec-method", "lookahead"), "must come with --spec-method auto"),
-        (b"damaged", ("--memory", "shared"), "`--spec-memory` must be a whole safetensors file"),
-        ([5, 70_000], ("--memory", "shared"), "`--spec-memory` must hold tokens of this model"),
+        (None, (), "`spec_memory` must come with --memory shared"),
+        (None, ("--memory", "shared", "--spec-method", "lookahead"), 'must come with spec_method="auto"'),
+        (b"damaged", ("--memory", "shared"), "must be a whole safetensors file"),
+        ([5, 70_000], ("--memory", "shared"), "`spec_memory` must hold tokens of this model"),
     ],
     ids=["of one request", "another method", "damaged", "another model"],
 )

@@ -57,6 +57,6 @@ def test_a_disagreement_is_an_error_in_both(case: str, results: list[dict[str, A
 
 def test_the_command_line_speaks_once() -> None:
     short = ("--max-new-tokens", "12", "--dtype", "fp32", "--json")
-    done = launch("-m", "hf_specdec", "generate", "--tensor-parallel", "def f(x):\n", *short)
+    done = launch("-m", "hf_specdec", "generate", "--model", "embedded", "--tp-plan", "auto", "def f(x):\n", *short)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["device"] == "cuda:0"

@@ -62,9 +62,8 @@ def test_a_draft_model_is_named_alike_by_all_commands() -> None:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     commands = [group.commands[name].make_context(name, [], resilient_parsing=True).command for name in COMMANDS]
-    named = [option.opts for command in commands for option in command.params if "--draft-model" in option.opts]
-    assert len(named) > 4
-    assert all("--assistant-model" in names for names in named)
+    named = [option.opts for command in commands for option in command.params if "--assistant-model" in option.opts]
+    assert len(named) > 5
 
 
 def test_every_public_name_is_imported_when_it_is_used() -> None:
@@ -124,10 +123,11 @@ def _generate() -> typing.Any:
 
 
 def test_one_default_everywhere() -> None:
-    from hf_specdec.tools.cli.method import DEFAULT_METHOD
+    from hf_specdec.tools.cli.models import load
+    from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
 
     default = inspect.signature(hf_specdec.generate_many).parameters["spec_method"].default
-    assert default == DEFAULT_METHOD == "auto"
+    assert default == load(LoadOptions(model="embedded"), MethodOptions()).kwargs["spec_method"] == "auto"
 
 
 def test_the_metadata_names_only_what_is_there() -> None:

@@ -1,19 +1,21 @@
-"""Every way gets the same prompts, and what it writes is counted without padding."""
+"""Articles are read from a file, every way gets the same prompts, and ROUGE is as published."""
 
-import copy
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.summarize.articles import Article, read_articles
-from hf_specdec.tools.summarize.run import Summaries, Summarizer, summarize_all
+from hf_specdec.tools.summarize.run import Article, Summarizer, read_articles, score, score_rows, summarize_all
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-WAYS: dict[str, dict[str, Any]] = {"plain": {}, "prompt_lookup": {"spec_method": "prompt_lookup"}}
+WAYS: dict[str, dict[str, Any]] = {"plain": {"spec_method": None}, "lookup": {"spec_method": "prompt_lookup"}}
+ROWS = [{"article": f"Text {number}.", "highlights": f"Short {number}."} for number in range(3)]
 ARTICLES = [Article(" ".join(article.text.split()[:30]), article.reference) for article in read_articles(None, limit=3)]
+CHAT = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}[assistant]"
 
 
 @pytest.fixture(scope="module")
@@ -21,82 +23,43 @@ def target() -> Any:
     return hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
 
 
-def test_both_ways_write_the_same_alone_and_in_batches(target: Any, tokenizer: Any) -> None:
-    alone = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
-    together = summarize_all(Summarizer(target, tokenizer, OPTIONS, batch_size=2), ARTICLES, WAYS)
-    for written in (alone, together):
-        assert written["prompt_lookup"].token_ids == written["plain"].token_ids
-        assert written["prompt_lookup"].num_equal(written["plain"]) == 3
-    assert together["plain"].token_ids == alone["plain"].token_ids
-    assert alone["plain"].num_tokens == 36
-    assert alone["plain"].tokens_per_second == 36 / alone["plain"].seconds
+def test_the_shipped_articles_are_longer_than_their_summaries() -> None:
+    articles = read_articles(None)
+    assert len({article.text for article in articles}) == 12
+    for article in articles:
+        assert 20 < len(article.reference.split()) < len(article.text.split()) / 2
 
 
-@pytest.mark.wide
-def test_batches_need_no_padding_token(target: Any, tokenizer: Any) -> None:
-    """Llama's, Mistral's and GPT-2's tokenizers have none."""
-    wanted = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
-    unpadded = copy.deepcopy(tokenizer)
-    unpadded.pad_token = None
-    found = summarize_all(Summarizer(target, unpadded, OPTIONS, batch_size=3), ARTICLES, WAYS)
-    assert {name: summaries.token_ids for name, summaries in found.items()} == {
-        name: summaries.token_ids for name, summaries in wanted.items()
-    }
+def test_a_file_is_read_up_to_the_limit_and_a_line_that_is_no_article_named(tmp_path: Path) -> None:
+    path = tmp_path / "articles.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode()))
+    assert read_articles(path, limit=2) == [Article("Text 0.", "Short 0."), Article("Text 1.", "Short 1.")]
+    path = tmp_path / "articles.jsonl"
+    for line in ('{"article": "Only a text."}', '["a", "b"]', "no JSON", '{"article": 3, "highlights": "Four."}'):
+        path.write_text(f"{json.dumps(ROWS[0])}\n\n{line}\n")
+        with pytest.raises(ConfigError, match="`--articles, line 3` must have an article and its highlights"):
+            read_articles(path)
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="must hold at least one article"):
+        read_articles(path)
 
 
-@pytest.mark.wide
-def test_summaries_end_with_the_end_of_text(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that end early are padded by `generate`; the padding is no part of the summary."""
-    free = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, {"plain": {}})["plain"].token_ids
-    monkeypatch.setattr(target.generation_config, "eos_token_id", [free[0][3], free[1][5]])
-    ends = {free[0][3], free[1][5]}
-    written = summarize_all(Summarizer(target, tokenizer, OPTIONS, batch_size=3), ARTICLES, WAYS)
-    for summaries in written.values():
-        for got, whole in zip(summaries.token_ids, free, strict=True):
-            length = next((place + 1 for place, token in enumerate(whole) if token in ends), 12)
-            assert got == whole[:length]
-
-
-def test_a_long_article_is_cut_and_the_request_is_not(target: Any, tokenizer: Any) -> None:
-    prompt = Summarizer(target, tokenizer, max_input_tokens=10).prompt(ARTICLES[0])
-    assert prompt.endswith("\n\nTL;DR:")
-    cut = prompt.removesuffix("\n\nTL;DR:")
-    assert ARTICLES[0].text.startswith(cut) and 0 < len(cut) < len(ARTICLES[0].text)
-
-
-def test_the_prompt_follows_the_template(target: Any, tokenizer: Any) -> None:
-    assert Summarizer(target, tokenizer, template="<{article}>").prompt(Article("Text.", "T.")) == "<Text.>"
-    for wrong in ("no place for the text", "{article} \udc80"):
-        with pytest.raises(ConfigError, match="prompt-template"):
-            Summarizer(target, tokenizer, template=wrong)
-
-
-def test_a_tokenizer_with_a_chat_template_is_asked_in_a_chat(
-    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}[assistant]"
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    prompt = Summarizer(target, tokenizer).prompt(Article("Text.", "T."))
-    assert prompt == "[user] Summarize the following article in a few sentences.\n\nText.[assistant]"
-
-
-def test_a_chat_is_asked_as_it_is(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = Article("Shorten it.", "S.", ({"role": "system", "content": "Be brief."},), is_chat=True)
-    assert Summarizer(target, tokenizer, template="<{article}>").prompt(chat) == "Be brief.\n\nShorten it."
-    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}[assistant]"
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    assert Summarizer(target, tokenizer).prompt(chat) == "[system] Be brief.[user] Shorten it.[assistant]"
+def test_all_ways_write_the_same_in_turn(target: Any, tokenizer: Any) -> None:
+    written = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
+    plain, lookup = score_rows(written, ARTICLES)
+    assert lookup["num_equal_to_plain"] == 3 and lookup["summaries"] == plain["summaries"]
+    assert plain["num_tokens"] == 36 == sum(len(summary.token_ids) for summary in written["plain"])
 
 
 @pytest.mark.wide
 def test_a_seed_makes_samples_the_same(target: Any, tokenizer: Any) -> None:
     options = {**OPTIONS, "do_sample": True, "top_k": 0}
     written = summarize_all(Summarizer(target, tokenizer, options, seed=3), ARTICLES, WAYS)
-    assert written["prompt_lookup"].token_ids == written["plain"].token_ids
+    assert [one.token_ids for one in written["lookup"]] == [one.token_ids for one in written["plain"]]
 
 
 def test_the_warm_up_leaves_no_memory(target: Any, tokenizer: Any) -> None:
-    """Else a method with a memory would draft the first batch from its own answers."""
+    """Else a method with a memory would draft the first article from its own answers."""
     steps: list[Any] = []
     way = {"spec_method": "auto", "auto_config": {"num_nodes": 8}, "spec_observer": steps.append}
     summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES[:1], {"auto": way})
@@ -105,64 +68,29 @@ def test_the_warm_up_leaves_no_memory(target: Any, tokenizer: Any) -> None:
     assert [step.accepted for step in steps[:half]] == [step.accepted for step in steps[half:]]
 
 
-def test_an_interrupt_leaves_what_every_way_has_summarised(
-    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the time of that alone."""
-    seconds: list[float] = []
-    real = Summarizer.write
-
-    def write(self: Summarizer, articles: Any, into: Summaries, how: Any) -> None:
-        real(self, articles, into, how)
-        seconds.append(into.seconds)
-        if len(seconds) == 2 + 2 + 1:  # of two ways: the warm-up, the first article, the second by one way
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Summarizer, "write", write)
-    written = summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
-    assert [len(found.token_ids) for found in written.values()] == [1, 1]
-    assert [len(found.texts) for found in written.values()] == [1, 1]
-    assert [found.seconds for found in written.values()] == seconds[2:4]
-    with pytest.raises(KeyboardInterrupt):
-        seconds[:] = [0.0] * 4
-        summarize_all(Summarizer(target, tokenizer, OPTIONS), ARTICLES, WAYS)
-
-
-@pytest.mark.parametrize("most", [5, 7, 50, 100])
-def test_text_cut_within_a_character_has_no_more_tokens_than_asked_for(
-    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    """The rest of a character would be decoded to a sign of several tokens."""
-    article = Article("\u65e5\u672c\u8a9e\u306e\u8a18\u4e8b\U0001f389\u3067\u3059\u3002" * 30, "")
-    cut = Summarizer(target, tokenizer, max_input_tokens=most).prompt(article).removesuffix("\n\nTL;DR:")
-    assert cut and article.text.startswith(cut)
-    assert len(tokenizer(cut).input_ids) <= most
-    for positions in range(50, 60):
-        monkeypatch.setattr(target.config, "max_position_embeddings", positions)
-        prompt = Summarizer(target, tokenizer, OPTIONS).prompt(article)
-        assert len(tokenizer(prompt).input_ids) + OPTIONS["max_new_tokens"] <= positions
-
-
-def test_summaries_without_an_article_are_none() -> None:
-    assert Summaries().num_tokens == 0
-
-
-def test_the_tokenizer_is_left_as_it_was(target: Any, tokenizer: Any) -> None:
-    side = tokenizer.padding_side
-    Summarizer(target, tokenizer, OPTIONS).write(ARTICLES[:2], Summaries(), {})
-    assert tokenizer.padding_side == side
-    assert torch.is_grad_enabled()
-
-
-def test_an_article_is_cut_to_the_model_s_positions(
-    target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Request and summary have room next to it."""
+def test_the_article_alone_is_cut(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not within a character, and an article for which the model has no positions is refused."""
+    japanese = Article("\u65e5\u672c\u8a9e\u306e\u8a18\u4e8b\U0001f389\u3067\u3059\u3002" * 30, "")
+    for article, most in [(ARTICLES[0], 10), (japanese, 5), (japanese, 50)]:
+        prompt = Summarizer(target, tokenizer, max_input_tokens=most).prompt(article)
+        cut = prompt.removesuffix("\n\nTL;DR:")
+        assert prompt != cut and article.text.startswith(cut) and 0 < len(cut) < len(article.text)
     monkeypatch.setattr(target.config, "max_position_embeddings", 40)
-    summarizer = Summarizer(target, tokenizer, OPTIONS)
-    length = len(tokenizer(summarizer.prompt(ARTICLES[0])).input_ids)
-    assert 25 <= length <= 40 - OPTIONS["max_new_tokens"]
-    short = Article("x", "y")
-    assert summarizer.prompt(short).startswith("x\n")
-    with pytest.raises(ConfigError, match="`--max-new-tokens` must leave room for an article within the model's 40"):
-        Summarizer(target, tokenizer, {"max_new_tokens": 38}).prompt(short)
+    with pytest.raises(ConfigError, match="must leave room for 12 new tokens within the model's 40 positions"):
+        Summarizer(target, tokenizer, OPTIONS).write(ARTICLES[0], {})
+
+
+def test_the_prompt_follows_the_template(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Summarizer(target, tokenizer, template="<{article}>").prompt(Article("Text.", "T.")) == "<Text.>"
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    prompt = Summarizer(target, tokenizer).prompt(Article("Text.", "T."))
+    assert prompt == "[user] Summarize the following article in a few sentences.\n\nText.[assistant]"
+
+
+def test_rouge_is_that_of_the_definition() -> None:
+    """Three of four words, no pair, a subsequence of two; the mean of several; sentence by sentence in any order."""
+    found = score(["the cat down sat"], ["the dog sat down"])
+    assert (found["rouge1"], found["rouge2"], found["rougeL"]) == (pytest.approx(75), 0, pytest.approx(50))
+    assert score(["a b", "x y"], ["a b", "a b"])["rouge1"] == pytest.approx(50)
+    found = score(["It rained. The bridge fell."], ["The bridge fell. It rained."])
+    assert found["rougeL"] < 70 and found["rougeLsum"] == pytest.approx(100)

@@ -11,15 +11,14 @@ import hf_specdec
 from hf_specdec.loading.auto import is_draft_head
 from hf_specdec.methods import registry
 from hf_specdec.methods.common.entry import Method
-from hf_specdec.tools.cli.method import check_draft_options, describe_methods, read_method
+from hf_specdec.tools.cli.models import draft_of, read_method
+from hf_specdec.tools.cli.options import MethodOptions
 from hf_specdec.tools.demo.draw.sources import draw_legend
 from tests.helpers.support import PROMPT, plain
 from tests.toys.repeat.method import METHOD as REPEAT
 from tests.toys.repeat.method import RepeatConfig
 from tests.toys.shift_head.method import METHOD as SHIFT
 from tests.toys.shift_head.method import ShiftHead, save_head
-
-NO_FORMS: dict[str, Any] = {"list_forms": {}, "engine": None}
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +57,9 @@ def test_its_configuration_is_checked_and_kept_like_any_other(model: Any) -> Non
         generate(model, spec_method="repaet")
 
 
-def test_the_command_line_lists_and_reads_it() -> None:
-    assert "repeat or stutter: drafts the last token again and again" in describe_methods()
-    found = read_method("stutter", spec_config='{"num_times": 2}', **NO_FORMS)
-    assert found == ("repeat", RepeatConfig(num_times=2))
+def test_the_command_line_reads_it() -> None:
+    found = read_method(MethodOptions(spec_method="stutter", spec_config='{"num_times": 2}'))
+    assert found == {"spec_method": "repeat", "spec_config": RepeatConfig(num_times=2)}
 
 
 def test_the_demo_names_its_source() -> None:
@@ -111,8 +109,8 @@ def test_a_head_is_recognised_loaded_and_used_like_any_other(
 
 
 def test_the_command_line_and_the_demo_know_the_head() -> None:
-    method, config = read_method("shift_head", spec_config=None, **NO_FORMS)
+    options = MethodOptions(spec_method="shift_head")
     with pytest.raises(hf_specdec.ConfigError, match="Name a draft head for this model"):
-        check_draft_options(method, config, model="x", draft_model=None, draft_dtype=None)
-    check_draft_options(method, config, model="x", draft_model="y", draft_dtype=None)
+        draft_of(options, read_method(options), "x")
+    assert draft_of(MethodOptions(assistant_model="y"), read_method(options), "x") == "y"
     assert "shift head</span> <small>written by a toy" in draw_legend(["shift_head"])

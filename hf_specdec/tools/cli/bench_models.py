@@ -12,8 +12,7 @@ from hf_specdec.loading import embedded
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model, pick_device
 from hf_specdec.tools.bench.widen import read_size
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.inputs import check_attention, set_threads
-from hf_specdec.tools.cli.where import read_where
+from hf_specdec.tools.cli.models import device_arguments
 from hf_specdec.tools.command_errors import note
 
 NATIVE = "native"
@@ -56,7 +55,7 @@ class ModelsOptions:
             "target, else auto."
         ),
     ] = None
-    draft_dtype: options.DraftDtype = None
+    draft_dtype: options.AssistantDtype = None
     attn_implementation: options.AttnImplementation = None
     device: Annotated[str | None, typer.Option(help="Where it runs. Default: the accelerator, or cpu.")] = None
     device_map: Annotated[
@@ -84,9 +83,7 @@ class ModelsOptions:
     @property
     def placement(self) -> dict[str, Any] | None:
         """Arguments of `from_pretrained` that place the target; `None` without `--device-map`."""
-        given = self.device_map, self.max_memory, self.offload_folder
-        where = read_where(*given, None, tensor_parallel=False, device=None)
-        return None if self.device_map is None else where.target
+        return device_arguments(self.device_map, self.max_memory, self.offload_folder) or None
 
     def pick_device(self) -> torch.device:
         """Pick the device, set the threads, and show no bars while weights are read.
@@ -95,10 +92,9 @@ class ModelsOptions:
             ConfigError: the device or the attention is none.
         """
         logging.disable_progress_bar()
-        check_attention(self.attn_implementation)
         where = pick_device(self.device)
         if self.threads is not None or where.type == "cpu":
-            set_threads(None, self.threads)
+            torch.set_num_threads(self.threads or 1)
         return where
 
     def load(self) -> list[LoadedModel]:

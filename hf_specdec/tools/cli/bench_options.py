@@ -15,7 +15,6 @@ from hf_specdec.tools.bench.plan import BenchSettings
 from hf_specdec.tools.bench.plots import check_matplotlib
 from hf_specdec.tools.bench.prompts import Prompt, batched, load_prompts, random_prompts
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.inputs import check_seed
 from hf_specdec.tools.command_errors import within
 
 MODES = {None: ("greedy", "sampled"), True: ("sampled",), False: ("greedy",)}  # by --do-sample
@@ -97,7 +96,6 @@ class RunOptions:
 
     def check(self) -> None:
         """Raise, before a model is loaded, for what a row would say in its own words."""
-        check_seed(self.seed)
         check_temperature("--temperature", self.temperature, "--no-do-sample measures greedy rows alone.")
         for name, form in self._forms.items():
             with within(name):

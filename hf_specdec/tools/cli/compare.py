@@ -3,26 +3,29 @@
 Each round begins with what the model remembered before, so that no call can draft from its own answer.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import typer
 from transformers import PreTrainedModel
 
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.rows import REFERENCE, Row, transformers_row
 from hf_specdec.tools.bench.run import Bench
-from hf_specdec.tools.bench.speeds import flagged, summarize_again
+from hf_specdec.tools.bench.speeds import EXACT_DTYPES, flagged, summarize_again
 from hf_specdec.tools.bench.statistics import OVERALL
 from hf_specdec.tools.bench.table import Table
-from hf_specdec.tools.cli.inputs import chat_of
 from hf_specdec.tools.cli.job import Job
-from hf_specdec.tools.cli.report import progress_bar
+from hf_specdec.tools.cli.report import near_tie_note, note_interrupt, print_json, print_table, progress_bar
+from hf_specdec.tools.command_errors import INTERRUPTED, note
 
 PLAIN = "plain generate"
 TRANSFORMERS = "transformers prompt lookup"
@@ -39,6 +42,37 @@ COLUMNS = {
     "acceptance length": "{mean_acceptance_length:.2f}",
     "equal to plain": "{prompts_equal_to_plain} of {num_prompts}",
 }
+
+
+def compare_and_print(job: Job, text: str | None, method: Mapping[str, Any], rounds: int, *, as_json: bool) -> None:
+    """Continue a prompt, then print a table of the ways to continue it."""
+    if method["spec_method"] is None:
+        raise ConfigError("compare", "must come with a method", "none", "Use --spec-method prompt_lookup.")
+    job, prompts = job.with_prompts(text)
+    if job.options["do_sample"] and job.seed is None:
+        job = dataclasses.replace(job, seed=0)
+    if not as_json:
+        job.write(prompts[0], method, is_shown=text is None)
+    found = compare_methods(job, prompts, method, rounds)
+    for name, reason in found.left_out.items():
+        note(f"note: {name} is left out: {reason}")
+    if not found.is_complete:
+        note_interrupt()
+    setting = {**job.setting(method), "num_prompts": len(prompts), "rounds": found.rounds}
+    if as_json:
+        print_json({**setting, "rows": found.rows, "is_complete": found.is_complete})
+    else:
+        names = ("model", "dtype", "device", "threads", "num_prompts", "rounds")
+        caption = ", ".join(f"{name} {setting[name]}" for name in names)
+        print_table(comparison_table(found.rows, len(prompts)), caption)
+    is_comparable = method["spec_config"].is_seed_exact or not job.options["do_sample"]
+    if is_comparable and not found.rows[-1]["equal_to_plain"] and setting["dtype"] not in EXACT_DTYPES:
+        near_tie_note(setting["dtype"])
+    if not found.keeps_promise:
+        note(f"error: the tokens of {method['spec_method']} differ from those of plain generate", "red")
+        raise typer.Exit(1)
+    if not found.is_complete:
+        raise typer.Exit(INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +110,7 @@ def compare_methods(job: Job, texts: Sequence[str], how: Mapping[str, Any], roun
     options = {"temperature": None, **job.options}  # the model's own, where the job says nothing
     mode = "sampled" if options.pop("do_sample") else "greedy"
     settings = BenchSettings(modes=(mode,), rounds=rounds, seed=job.seed or 0, **options)
-    before = tuple(chat_of("", job.system)[:-1])
+    before = () if job.system is None else ({"role": "system", "content": job.system},)
     prompts = [Prompt(str(number), "prompts", (text,), job.is_chat, before=before) for number, text in enumerate(texts)]
     loaded = LoadedModel(job.model, job.tokenizer, str(job.model.config.name_or_path))
     bench = Bench(

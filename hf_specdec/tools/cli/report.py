@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import rich.table
@@ -41,10 +41,20 @@ def print_table(table: Table, caption: str | None = None) -> None:
     stdout_console().print(drawn)
 
 
-def print_facts(facts: Iterable[tuple[str, Mapping[str, object]]]) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> None:
+    """Print rows of the same fields as a table, and the setting below it."""
+    table = rich.table.Table(caption=", ".join(f"{name} {value}" for name, value in setting.items()))
+    for number, heading in enumerate(rows[0]):
+        table.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else escape(str(value)) for value in row.values()))
+    stdout_console().print(table)
+
+
+def print_facts(facts: Mapping[str, Mapping[str, object]]) -> None:
     """Print titled groups of names and values, one under the other."""
     console = stdout_console()
-    for title, group in facts:
+    for title, group in facts.items():
         table = rich.table.Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
@@ -88,17 +98,19 @@ def noting_interrupts(message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr where that is a terminal, from the first of several processes.
+    """Show progress on stderr, from the first of several processes: a bar in a terminal, else a line for each tenth.
 
     Gives the function that moves it: the job's description, its number, the number of all.
     """
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_shown = console.is_terminal and not process_rank()
-    with Progress(*columns, console=console, disable=not is_shown, transient=True) as progress:
+    is_bar = console.is_terminal and not process_rank()
+    with Progress(*columns, console=console, disable=not is_bar, transient=True) as progress:
         bar = progress.add_task("warming up", total=None)
 
         def advance(what: str, number: int, total: int) -> None:
             progress.update(bar, description=escape(what), completed=number, total=total)
+            if not is_bar and number and 10 * number // total > 10 * (number - 1) // total:
+                note(f"{number} of {total} measured", "dim")
 
         yield advance

@@ -10,8 +10,7 @@ from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.methods.registry import resolve
-from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.memory import open_memory, remembering
+from hf_specdec.tools.cli.models import load, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
@@ -74,13 +73,10 @@ class BatchOptions:
 @spread
 def serve(
     *,
-    model: options.ModelPath = None,
+    loading: LoadOptions,
     server: ServerOptions,
     batch: BatchOptions,
-    spec_memory: options.SpecMemoryFile = None,
-    choice: MethodOptions,
-    dtype: options.Dtype = "auto",
-    loading: LoadOptions,
+    method: MethodOptions,
 ) -> None:
     """Serve a model to OpenAI's clients; requests share one batch.
 
@@ -94,33 +90,31 @@ def serve(
     from hf_specdec.tools.serve.requests import RequestReader
 
     server.check()
-    if spec_memory is not None and batch.memory != "shared":
+    if method.spec_memory is not None and batch.memory != "shared":
         remedy = "Add --memory shared: the file is of the texts of all clients."
-        raise ConfigError("--spec-memory", "must come with --memory shared", str(spec_memory), remedy)
-    method, config = choice.read(model, memory=spec_memory)
-    memory_file = open_memory(spec_memory)
-    target = loading.load(model, dtype, config)
-    if method is not None and choice.has_config:  # the most that requests may ask for
-        hf_specdec.enable(target.model, **dict.fromkeys(resolve(method).config_arguments[:1], config))
-    kwargs = choice.arguments(method, config, dtype, target)
+        raise ConfigError("spec_memory", "must come with --memory shared", str(method.spec_memory), remedy)
+    target = load(loading, method)
+    spec_method, config = target.kwargs["spec_method"], target.kwargs.get("spec_config")
+    if spec_method is not None and method.has_config:  # the most that requests may ask for
+        hf_specdec.enable(target.model, **dict.fromkeys(resolve(spec_method).config_arguments[:1], config))
     reader = RequestReader(
         target.model,
         target.tokenizer,
-        server.served_model_name or model or "embedded",
-        spec_method=method or "plain",
+        server.served_model_name or target.name,
+        spec_method=spec_method or "plain",
         spec_config=config,
         max_new_tokens=batch.max_new_tokens,
-        draft_model=kwargs.get("assistant_model"),
-        draft_tokenizer=kwargs.get("assistant_tokenizer"),
+        draft_model=target.kwargs.get("assistant_model"),
+        draft_tokenizer=target.kwargs.get("assistant_tokenizer"),
         shares_texts=batch.memory == "shared",
     )
-    with remembering(target.model, memory_file):
+    with remembering(target.model, method.spec_memory):
         shared = SharedBatch(
             target.model,
             tokenizer=target.tokenizer,
             max_batch_size=batch.batch_size,
             max_queue=batch.max_queue,
-            spec_method=method or "plain",
+            spec_method=spec_method or "plain",
             prefix_cache=PrefixCache(round(batch.prefix_cache_size * 1e9)),
             prefill_chunk_size=batch.prefill_chunk_size,
         )

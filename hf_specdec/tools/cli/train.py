@@ -11,8 +11,8 @@ from hf_specdec.common.files import json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.options import LoadOptions, ModelOptions
-from hf_specdec.tools.cli.prompts_file import own_device
+from hf_specdec.tools.cli.models import load, process_device
+from hf_specdec.tools.cli.options import LoadOptions
 from hf_specdec.tools.cli.report import noting_interrupts, print_json
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
@@ -84,7 +84,6 @@ class TrainerOptions:
 def train(
     *,
     out: Annotated[Path, typer.Option(help="Folder of the head; an interrupted training there goes on.")],
-    model: ModelOptions,
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -94,7 +93,6 @@ def train(
     head: Annotated[Path | None, typer.Option(help="Folder of a head to train on. Default: a new one.")] = None,
     texts: TextOptions,
     trainer: TrainerOptions,
-    dtype: options.Dtype = "auto",
     loading: LoadOptions,
     json: options.Json = False,
 ) -> None:
@@ -107,8 +105,8 @@ def train(
     config, arguments = texts.read(), trainer.read()
     data = None if prompts is None else [item for path in prompts for item in _items(path)]
     start = None if head is None else load_head(head)
-    loaded = loading.load(model.chosen, dtype)
-    if (device := own_device()) is not None and loading.device_map is None:
+    loaded = load(loading)
+    if (device := process_device()) is not None and loading.device_map is None:
         loaded.model.to(device)
     logging.basicConfig(format="%(message)s")  # the measurements, on stderr
     logging.getLogger("hf_specdec").setLevel(logging.INFO)

@@ -1,1 +1,1 @@
-"""Summaries of articles by any method, their ROUGE scores and their speed."""
+"""Summaries of the same articles by plain generation and by a method, with ROUGE scores."""

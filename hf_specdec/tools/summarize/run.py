@@ -1,54 +1,64 @@
-"""Summaries of the same articles by several ways to generate, in turn. Knows nothing about ROUGE or printing."""
+"""Summaries of the same articles by several ways to generate, in turn, and their ROUGE scores."""
 
 import copy
-import sys
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
-from hf_specdec.common.files import lone_surrogate
-from hf_specdec.common.transfer import left_padded
+from hf_specdec.common.files import json_value, lines_of, read_text
 from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import state_of, using_method_state
-from hf_specdec.errors import ConfigError
-from hf_specdec.tools.summarize.articles import Article
+from hf_specdec.errors import ConfigError, import_extra
 
+SHIPPED = Path(__file__).parent / "articles.jsonl"
 CHAT_TEMPLATE = "Summarize the following article in a few sentences.\n\n{article}"
 TEXT_TEMPLATE = "{article}\n\nTL;DR:"
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what tokens that end within a character are decoded to
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")  # words, pairs, longest subsequence, the same by sentence
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
-@dataclass(slots=True)
-class Summaries:
-    """Summaries by one way to generate, article by article.
+@dataclass(frozen=True, slots=True)
+class Article:
+    """An article and the summary of a person."""
 
-    Attributes:
-        token_ids (`list[list[int]]`): the new tokens, up to the end-of-text token and with it.
-        seconds (`float`): wall-clock time of all calls of `generate`.
+    text: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What one way to generate wrote of one article."""
+
+    token_ids: list[int]
+    text: str
+    seconds: float
+
+
+def read_articles(path: Path | None, *, limit: int | None = None) -> list[Article]:
+    """The articles of a `.jsonl` or `.jsonl.gz` file; those that ship with the package where `path` is `None`.
+
+    Raises:
+        ConfigError: there is no such file, or a line of it is no article.
     """
-
-    token_ids: list[list[int]] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of all summaries."""
-        return sum(map(len, self.token_ids))
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Over all calls."""
-        return self.num_tokens / self.seconds
-
-    def num_equal(self, other: "Summaries") -> int:
-        """Articles whose summary has the same tokens in both."""
-        return sum(mine == theirs for mine, theirs in zip(self.token_ids, other.token_ids, strict=True))
+    articles = []
+    for number, line in lines_of(read_text(path or SHIPPED, "--articles")):
+        match json_value(line):
+            case {"article": str(text), "highlights": str(reference)} if text.strip() and reference.strip():
+                articles.append(Article(text.strip(), reference.strip()))
+            case _:
+                rule, remedy = "must have an article and its highlights", '{"article": "...", "highlights": "..."}'
+                raise ConfigError(f"--articles, line {number}", rule, line[:80], f"Its form is {remedy}.")
+    if not articles:
+        raise ConfigError("--articles", "must hold at least one article", str(path), "Check the file.")
+    return articles[:limit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,142 +67,118 @@ class Summarizer:
 
     Attributes:
         options (`Mapping[str, Any]`): keyword arguments of `generate` that all ways share.
-        seed (`int | None`): set before each call; `None` leaves the random state as it is.
-        batch_size (`int`): articles in one call.
-        max_input_tokens (`int`): of one article; the rest of it is left out, as is what the model has no positions for.
-        template (`str | None`): the prompt of an article, with `{article}` in it. `None` asks in a chat where the
-            tokenizer has a chat template, else puts "TL;DR:" behind the article. Chats are taken as they are.
+        seed (`int`): set before each call.
+        max_input_tokens (`int`): of one article; the rest of it is left out.
+        template (`str | None`): the prompt of an article, with `{article}` in it; it is a user's message where the
+            tokenizer has a chat template.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     options: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    batch_size: int = 1
+    seed: int = 0
     max_input_tokens: int = 1024
     template: str | None = None
 
     def __post_init__(self) -> None:
         if self.template is not None and "{article}" not in self.template:
-            raise ConfigError("--prompt-template", "must contain {article}", self.template, "Say where the text goes.")
-        if self.template is not None and lone_surrogate(self.template) is not None:
-            raise ConfigError("--prompt-template", "must be Unicode text", self.template, "Is it UTF-8?")
+            raise ConfigError("prompt_template", "must contain {article}", self.template, "Say where the text goes.")
 
     def prompt(self, article: Article) -> str:
         """The text that the model continues."""
-        return self._asked(article, self._shortened(article))
+        is_chat = getattr(self.tokenizer, "chat_template", None) is not None
+        template = self.template or (CHAT_TEMPLATE if is_chat else TEXT_TEMPLATE)
+        ids = self.tokenizer(article.text, add_special_tokens=False, verbose=False)["input_ids"]
+        text = article.text
+        if len(ids) > self.max_input_tokens:  # a character cut in two is decoded to U+FFFD
+            text = str(self.tokenizer.decode(ids[: self.max_input_tokens])).rstrip("\N{REPLACEMENT CHARACTER}")
+        content = template.replace("{article}", text)
+        return chat_text(self.tokenizer, [{"role": "user", "content": content}]) if is_chat else content
 
-    def write(self, articles: Sequence[Article], into: Summaries, how: Mapping[str, Any]) -> None:
-        """Summarise one batch of articles; `how` holds the arguments of `generate` that choose the way."""
-        inputs = self._encode([self.prompt(article) for article in articles])
-        if self.seed is not None:
-            torch.manual_seed(self.seed)
-        started = time.perf_counter()
-        output: torch.Tensor = self.model.generate(**inputs, **self.options, **how)
-        new_tokens = output[:, inputs["input_ids"].shape[1] :].tolist()
-        into.seconds += time.perf_counter() - started
-        for token_ids in map(self._without_padding, new_tokens):
-            into.token_ids.append(token_ids)
-            into.texts.append(self.tokenizer.decode(token_ids, skip_special_tokens=True).strip())
-
-    def _asked(self, article: Article, text: str) -> str:
-        """The request of an article of which `text` is taken."""
-        is_chat_model = getattr(self.tokenizer, "chat_template", None) is not None
-        asked = text
-        if not article.is_chat:
-            asked = (self.template or (CHAT_TEMPLATE if is_chat_model else TEXT_TEMPLATE)).replace("{article}", text)
-        if is_chat_model:
-            return chat_text(self.tokenizer, [*article.before, {"role": "user", "content": asked}])
-        return "\n\n".join([*(message["content"] for message in article.before), asked])
-
-    def _shortened(self, article: Article) -> str:
-        """As much of an article as was asked for, and as the model has positions for next to request and summary.
+    def write(self, article: Article, method: Mapping[str, Any]) -> Summary:
+        """Summarise one article; `method` holds the arguments of `generate` that choose the way.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the model has no positions for article and summary.
         """
-        positions, new = max_positions(self.model.config), int(self.options.get("max_new_tokens", 0))
-        most_of_prompt = sys.maxsize if positions is None else positions - new
-        if self._num_tokens(self._asked(article, "")) >= most_of_prompt:
-            rule = f"must leave room for an article within the model's {positions} positions"
-            raise ConfigError("--max-new-tokens", rule, new, "Take fewer.")
-        text = article.text
-        ids = self._ids(text)
-        begun, count = text, len(ids)
-        while count:  # text that was cut, or that the request surrounds, may have more tokens than before
-            excess = len(self._ids(begun)) - self.max_input_tokens
-            excess = max(excess, self._num_tokens(self._asked(article, begun)) - most_of_prompt)
-            if excess <= 0:
-                break
-            count = max(count - excess, 0)
-            begun = self._decoded(ids[:count], text)
-        return begun
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-
-    def _decoded(self, ids: list[int], text: str) -> str:
-        """The beginning of a text, without the character that the ids end within."""
-        begun: str = self.tokenizer.decode(ids)
-        return begun if text.startswith(begun) else begun.rstrip(REPLACEMENT)
-
-    def _num_tokens(self, prompt: str) -> int:
-        return len(self._rows([prompt])[0])
-
-    def _rows(self, prompts: Sequence[str]) -> list[list[int]]:
         is_chat = getattr(self.tokenizer, "chat_template", None) is not None
-        encoded = self.tokenizer(list(prompts), add_special_tokens=not is_chat, verbose=False)
-        rows: list[list[int]] = encoded["input_ids"]
-        return rows
+        encoded = self.tokenizer(self.prompt(article), add_special_tokens=not is_chat, return_tensors="pt")
+        inputs = {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
+        length, new, positions = inputs["input_ids"].shape[1], self.options["max_new_tokens"], self._positions
+        if positions is not None and length + new > positions:
+            rule = f"must leave room for {new} new tokens within the model's {positions} positions"
+            raise ConfigError("max_input_tokens", rule, self.max_input_tokens, "Take fewer.")
+        torch.manual_seed(self.seed)
+        started = time.perf_counter()
+        output: torch.Tensor = self.model.generate(**inputs, **self.options, **method)
+        token_ids = output[0, length:].tolist()
+        seconds = time.perf_counter() - started
+        return Summary(token_ids, self.tokenizer.decode(token_ids, skip_special_tokens=True).strip(), seconds)
 
-    def _encode(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Token ids and mask, `(batch, length)` each, padded on the left."""
-        rows = self._rows(prompts)
-        padding = self.tokenizer.pad_token_id or 0  # many models have no such token
-        ids, mask = left_padded(rows, input_device(self.model), padding)
-        return {"input_ids": ids, "attention_mask": mask}
-
-    def _without_padding(self, token_ids: list[int]) -> list[int]:
-        config = self.model.generation_config
-        eos = config.eos_token_id if config is not None else None
-        ends = set(eos) if isinstance(eos, list) else {eos}
-        length = next((place + 1 for place, token in enumerate(token_ids) if token in ends), len(token_ids))
-        return token_ids[:length]
+    @property
+    def _positions(self) -> int | None:
+        return max_positions(self.model.config)
 
 
 def summarize_all(
     summarizer: Summarizer, articles: Sequence[Article], ways: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Summaries]:
-    """Summarise all articles by every way, batch by batch in turn, after one batch to warm up.
+) -> dict[str, list[Summary]]:
+    """Summarise all articles by every way in turn, after one article to warm up; Ctrl-C leaves complete articles.
 
-    A machine's speed drifts, so the ways take turns, and each goes first equally often. What the model remembers of
-    the batch to warm up is forgotten. Ctrl-C leaves the batches that every way has summarised.
+    Each way goes first equally often. What the model remembers of the warm-up is forgotten.
 
     Raises:
-        KeyboardInterrupt: it came before there was one.
+        KeyboardInterrupt: it came before an article was complete.
     """
-    batches = list(_batches(articles, summarizer.batch_size))
-    known = state_of(summarizer.model).method_state
-    with using_method_state(summarizer.model, copy.deepcopy(known)):
-        for how in ways.values():
-            summarizer.write(batches[0], Summaries(), how)
-    written = {name: Summaries() for name in ways}
-    names, whole = list(ways), dict[str, tuple[int, float]]()
+    with using_method_state(summarizer.model, copy.deepcopy(state_of(summarizer.model).method_state)):
+        for method in ways.values():
+            summarizer.write(articles[0], method)
+    written: dict[str, list[Summary]] = {name: [] for name in ways}
+    names = list(ways)
     try:
-        for turn, batch in enumerate(batches):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                summarizer.write(batch, written[name], ways[name])
-            whole = {name: (len(found.texts), found.seconds) for name, found in written.items()}
+        for turn, article in enumerate(articles):
+            first = turn % len(names)
+            of_article = {name: summarizer.write(article, ways[name]) for name in names[first:] + names[:first]}
+            for name, summary in of_article.items():
+                written[name].append(summary)
     except KeyboardInterrupt:
-        if not whole:
+        if not written[names[0]]:
             raise
-        for name, (count, seconds) in whole.items():
-            found = written[name]
-            written[name] = Summaries(found.token_ids[:count], found.texts[:count], seconds)
     return written
 
 
-def _batches(articles: Sequence[Article], size: int) -> Iterator[Sequence[Article]]:
-    for start in range(0, len(articles), size):
-        yield articles[start : start + size]
+def check_rouge() -> None:
+    """Raise MissingExtraError where `rouge-score` is not installed."""
+    import_extra("rouge_score", "bench", "ROUGE")
+
+
+def score_rows(written: Mapping[str, Sequence[Summary]], articles: Sequence[Article]) -> list[dict[str, Any]]:
+    """A row of JSON values for each way, plain generation first: ROUGE scores, tokens a second, equality, texts."""
+    plain, *_ = written.values()
+    references = [article.reference for article in articles[: len(plain)]]
+    return [
+        {
+            "name": name,
+            **score([summary.text for summary in summaries], references),
+            "num_tokens": (num_tokens := sum(len(summary.token_ids) for summary in summaries)),
+            "tokens_per_second": num_tokens / sum(summary.seconds for summary in summaries),
+            "num_equal_to_plain": sum(a.token_ids == b.token_ids for a, b in zip(plain, summaries, strict=True)),
+            "summaries": [summary.text for summary in summaries],
+        }
+        for name, summaries in written.items()
+    ]
+
+
+def score(summaries: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Compare every summary with its reference: mean F-measures over all, from 0 to 100, of each of `ROUGE`."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(list(ROUGE))
+    pairs = zip(map(_by_sentence, references), map(_by_sentence, summaries), strict=True)
+    scores = [scorer.score(reference, summary) for reference, summary in pairs]
+    return {kind: 100 * fmean(score[kind].fmeasure for score in scores) for kind in ROUGE}
+
+
+def _by_sentence(text: str) -> str:
+    """The text with one sentence a line, which rougeLsum goes by."""
+    return SENTENCE_END.sub("\n", text.strip())

@@ -155,14 +155,14 @@ def test_generate_on_the_command_line_takes_a_head(run: Any, tmp_path: Path) -> 
     save_head(random_head(model), tmp_path)
     words = ("generate", "def area(width", "--dtype", "fp32", "--max-new-tokens", "12", "--json")
     found = []
-    named = [("--spec-method", "eagle3", option, str(tmp_path)) for option in ("--draft-model", "--head")]
+    named = [("--spec-method", "eagle3", "--assistant-model", str(tmp_path)), ("--assistant-model", str(tmp_path))]
     for method in (("--spec-method", "none"), *named):
         result = run(*words, *method)
         assert result.exit_code == 0, result.stderr
         found.append(json.loads(result.stdout))
     assert found[0]["token_ids"] == found[1]["token_ids"] == found[2]["token_ids"]
     assert found[1]["spec_method"] == "eagle3"
-    assert found[1]["draft"]["dtype"] == "float32"
+    assert found[1]["assistant_dtype"] == "float32"
 
 
 def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  # noqa: F811
