@@ -1,8 +1,9 @@
-"""Builds the compiled core into the wheel where there is a C compiler; where there is none the wheel is pure Python.
+"""Builds the compiled core into the wheel; an editable install gets it beside its sources.
 
-An editable install gets it beside its sources. Nothing that goes wrong here fails an installation.
+With HF_SPECDEC_NO_CORE=1 in the environment the wheel is pure Python.
 """
 
+import os
 import runpy
 import sysconfig
 import tempfile
@@ -12,18 +13,21 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "hf_specdec/kernels/native"
+NO_CORE = "HF_SPECDEC_NO_CORE"
 ABI = "0x030B0000"  # the stable ABI of Python 3.11: one library serves all later versions
 # Python computes in steps of 64 bits: a fused multiply-add would round differently. Comparisons are taken to raise no
 # signal, without which GCC vectorises the reading of logits for AVX-512 alone.
 FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-fno-trapping-math"]
 
 
-def built(root: Path, target: Path) -> Path | None:
-    """The library, compiled into `target`; `None` where that fails."""
-    try:
-        from setuptools import Distribution, Extension
-    except ImportError:
-        return None
+def built(root: Path, target: Path) -> Path:
+    """The library, compiled into `target`.
+
+    Raises:
+        RuntimeError: it cannot be compiled; with the remedy.
+    """
+    from setuptools import Distribution, Extension
+
     number = runpy.run_path(str(root / FOLDER / "sources.py"))["sources_number"](root / FOLDER)
     unix = sysconfig.get_config_var("CC") is not None
     extension = Extension(
@@ -33,15 +37,20 @@ def built(root: Path, target: Path) -> Path | None:
         extra_compile_args=FLAGS if unix else ["/std:c11"],
         libraries=["m"] if unix else [],
         py_limited_api=True,
-        optional=True,
     )
     distribution = Distribution({"name": "hf_specdec", "ext_modules": [extension]})
     command: Any = distribution.get_command_obj("build_ext")
     with tempfile.TemporaryDirectory() as objects:
         command.build_lib, command.build_temp = str(target), objects
         command.ensure_finalized()
-        command.run()
-    return next((file for name in command.get_outputs() if (file := Path(name)).is_file()), None)
+        try:
+            command.run()
+        except Exception as error:  # of distutils, which has a class for each step
+            raise RuntimeError(
+                f"The compiled core of hf_specdec cannot be built: {error}. Install a C compiler (apt install gcc), or "
+                f"set {NO_CORE}=1 for an install without it, whose drafts and layers take longer."
+            ) from error
+    return Path(command.get_outputs()[0])
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
@@ -56,10 +65,9 @@ class CustomBuildHook(BuildHookInterface[Any]):
         for old in target.glob("_core.*"):
             if old.suffix in (".so", ".pyd"):
                 old.unlink()
-        library = built(root, target)
-        if library is None:
-            self.app.display_warning("hf_specdec: no C compiler works here; drafts are made in Python, which is slower")
+        if os.environ.get(NO_CORE) == "1":
             return
+        library = built(root, target)
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"], build_data["tag"] = False, f"cp311-abi3-{platform}"
         if not is_editable:

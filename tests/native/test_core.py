@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import random
+import runpy
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
@@ -302,3 +303,15 @@ def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
     with pytest.raises(ValueError, match="needs a parent"):
         native.core.Search.follow(search._search, (1, 2), (-1,), (1,))
     assert search.likeliest(8, 1e-3).tokens == (1,)
+
+
+def test_a_process_without_the_core_says_so_once_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "hf_specdec.kernels.native._core", None)
+    monkeypatch.delattr(native, "_core")
+    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
+        found = runpy.run_path(str(Path(native.__file__)))
+    assert found["core"] is None
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "Install a C compiler (apt install gcc)" in warning

@@ -27,12 +27,16 @@ MAX_MODEL_BYTES = 29_000_000
 CORE = "hf_specdec/kernels/native/_core.abi3.so"
 
 
-def build(folder: Path, *targets: str, compiler: str | None = None) -> Path:
-    """What hatchling builds without a network, with the machine's own C compiler where none is named."""
+def run_build(folder: Path, *targets: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run hatchling without a network."""
     options = [part for target in targets for part in ("-t", target)]
     command = [sys.executable, "-m", "hatchling", "build", *options, "-d", str(folder)]
-    environment = os.environ if compiler is None else {**os.environ, "CC": compiler}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def build(folder: Path, *targets: str, **environment: str) -> Path:
+    """What hatchling builds, with the machine's own C compiler unless CC names another."""
+    done = run_build(folder, *targets, **environment)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -44,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quick = folder / "cc"
     quick.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
     quick.chmod(0o755)
-    return build(folder, "wheel", compiler=str(quick))
+    return build(folder, "wheel", CC=str(quick))
 
 
 def core_of(python: Path, folder: Path) -> str:
@@ -95,9 +99,16 @@ def test_a_wheel_has_the_compiled_core_for_every_later_python(built: Path) -> No
         assert CORE in archive.namelist()
 
 
+def test_without_a_compiler_the_build_fails_with_the_remedy(tmp_path: Path) -> None:
+    done = run_build(tmp_path, "wheel", CC="/bin/false")
+    assert done.returncode != 0
+    assert "Install a C compiler (apt install gcc), or set HF_SPECDEC_NO_CORE=1" in done.stdout + done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
 @pytest.mark.wide
-def test_without_a_compiler_the_wheel_is_pure_python(tmp_path: Path) -> None:
-    (wheel,) = build(tmp_path, "wheel", compiler="/bin/false").glob("*.whl")
+def test_who_wants_no_core_gets_a_wheel_of_pure_python(tmp_path: Path) -> None:
+    (wheel,) = build(tmp_path, "wheel", CC="/bin/false", HF_SPECDEC_NO_CORE="1").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
