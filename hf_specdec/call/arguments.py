@@ -4,16 +4,19 @@ Arguments win over the generation configuration of the call, that over the model
 given. Errors of one argument are raised here; `rules` has those that depend on several arguments or on the model.
 """
 
+import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.call.assisted_arguments import ASSISTED_ARGUMENTS, method_instead, replaced_arguments
 from hf_specdec.call.draft_arguments import read_draft
 from hf_specdec.call.request import Observer, Request, Settings
+from hf_specdec.compat.settings import known_settings
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
@@ -37,6 +40,25 @@ DRAFTS = ("assistant_model", "assistant_tokenizer")
 def own_arguments() -> tuple[str, ...]:
     """Names of the arguments that this package adds to `generate`."""
     return ("spec_method", "spec_config", "spec_observer", *config_arguments())
+
+
+@functools.cache
+def _usual_names() -> frozenset[str]:
+    """Names that most calls of `generate` have, and those of this package."""
+    names = {*inspect.signature(GenerationMixin.generate).parameters, *vars(GenerationConfig()), *own_arguments()}
+    return frozenset(names | {"input_ids", "attention_mask", "tokenizer", "assistant_tokenizer"})
+
+
+def check_spelling(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
+    """Raise for an argument of this package that is misspelt.
+
+    Raises:
+        ConfigError: names the nearest argument that there is.
+    """
+    for name in arguments.keys() - _usual_names():
+        close = difflib.get_close_matches(name, own_arguments(), n=1, cutoff=0.75)
+        if close and name not in known_settings(model):
+            raise ConfigError(name, "must be an argument of generate", arguments[name], f"Did you mean {close[0]!r}?")
 
 
 def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +184,7 @@ def _method_of(settings: Settings) -> tuple[Any, bool]:
     """The method that a call asks for, and whether a generation configuration does: `spec_method`, be it `None`.
 
     Else that of a method's argument, of transformers' own speculation where a default is given, of the configurations,
-    or the default.
+    of a draft head as `assistant_model`, or the default.
     """
     arguments = settings.arguments
     value, is_default = arguments.get("spec_method"), False
@@ -173,6 +195,8 @@ def _method_of(settings: Settings) -> tuple[Any, bool]:
             value = by_argument
         elif (configured := _configured_method(settings)) is not None:
             value, is_default = configured, True
+        elif not has_default and isinstance(head := arguments.get("assistant_model"), DraftHead):
+            value = head.methods[0]
     return None if isinstance(value, str) and value == NONE else value, is_default
 
 

@@ -9,7 +9,14 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.call.arguments import named_arguments, own_arguments, plain_request, read_prompt_request, read_request
+from hf_specdec.call.arguments import (
+    check_spelling,
+    named_arguments,
+    own_arguments,
+    plain_request,
+    read_prompt_request,
+    read_request,
+)
 from hf_specdec.call.assisted_arguments import ASSISTED_ARGUMENTS, check_none_asked, check_taken
 from hf_specdec.call.custom_generate import CustomGenerate
 from hf_specdec.call.drafting import drafting_of
@@ -44,6 +51,7 @@ def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...]
         for name in ("streamer", "assistant_model"):
             if (given := arguments.pop(f"spec_{name}", None)) is not None:
                 arguments[name] = given
+    check_spelling(model, arguments)
     request = read_request(model, Settings.of(model, arguments))
     if request is None or (request.is_default and compat.is_assistants_call(arguments)):
         with plain_kernels(model):

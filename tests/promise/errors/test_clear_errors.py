@@ -21,6 +21,8 @@ COUNTS = {
     "12,000 tokens": (12_000, "token"),
 }
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt method": ({"spec_metod": "auto"}, "is 'auto'. Did you mean 'spec_method'"),
+    "a misspelt configuration": ({"promt_lookup_config": [3, 2, [0]]}, "Did you mean 'prompt_lookup_config'"),
     "half a token": (
         {"max_new_tokens": 1.5, "spec_method": "prompt_lookup"},
         "`max_new_tokens` must be a",
