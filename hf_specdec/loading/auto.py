@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import json
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
@@ -111,8 +112,11 @@ class _EnabledAutoModel:
         runs_code = bool(kwargs.get("trust_remote_code"))
         gguf_file = kwargs.get("gguf_file") or getattr(kwargs.get("quantization_config"), "gguf_file", None)
         check_folder(path, cls.auto_class.__name__, runs_code=runs_code, gguf_file=gguf_file)
+        if gguf_file is not None and precision is not None and precision not in DTYPES:
+            rule = "must be 'auto', 'fp32', 'bf16' or 'fp16' for a GGUF file, whose weights are packed already"
+            raise ConfigError("precision", rule, precision, "Leave it out.")
         _check_parts(cls.auto_class, path, kwargs)
-        with _named_errors(cls.auto_class, path):
+        with _named_errors(cls.auto_class, path, gguf_file):
             kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
             cast_to = dtype_after_widening(kwargs)
             wants_info = kwargs.pop("output_loading_info", False)
@@ -145,7 +149,7 @@ def _check_dtype(kwargs: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _named_errors(auto_class: Any, path: str | os.PathLike[str]) -> Iterator[None]:
+def _named_errors(auto_class: Any, path: str | os.PathLike[str], gguf_file: str | None) -> Iterator[None]:
     """Raises a `CheckpointError` that names the checkpoint for what transformers raises while it reads one."""
     try:
         yield
@@ -156,7 +160,12 @@ def _named_errors(auto_class: Any, path: str | os.PathLike[str]) -> Iterator[Non
         if not Path(path).exists():
             raise CheckpointError(said_of_hub(path, reason)) from error
         raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
-    except ValueError as error:
+    except (ValueError, struct.error, IndexError) as error:
+        if gguf_file is not None:
+            file, reason = os.path.join(path, gguf_file), first_line(error)
+            raise CheckpointError(f"{file!r} could not be read as GGUF: {reason} Is the download complete?") from error
+        if not isinstance(error, ValueError):
+            raise
         check_kind(auto_class.__name__, path, error)
         raise
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from hf_specdec.common.files import PathLike, check_room, lock
+from hf_specdec.common.files import PathLike, lock
 from hf_specdec.compat.weights import dequantized_gguf
-from hf_specdec.errors import CheckpointError, MissingExtraError, unknown_name
+from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, unknown_name
 from hf_specdec.loading import embedded
 
 CHUNK_BYTES = 1 << 20
@@ -86,8 +86,12 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
         return str(checkpoint)
     if importlib.util.find_spec("gguf") is None:
         raise MissingExtraError("gguf", "gguf", f"fetching {name}")
-    parent.mkdir(parents=True, exist_ok=True)
-    check_room("folder", parent, str(parent))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError as error:
+        remedy = f"{error.strerror}. Set XDG_CACHE_HOME to a folder that can be, or pass folder= (--folder)."
+        raise ConfigError("folder", "must be where files can be written", str(parent), remedy) from error
     with open(parent / f".{name}.lock", "a+b") as locked:
         lock(locked.fileno(), waits=True)
         if not is_fetched(name, folder=parent):

@@ -71,7 +71,7 @@ def test_every_public_name_is_imported_when_it_is_used() -> None:
     namespace: dict[str, object] = {}
     exec("from hf_specdec import *", namespace)
     assert namespace.keys() >= set(hf_specdec.__all__)
-    assert set(hf_specdec.__all__) <= set(dir(hf_specdec))
+    assert dir(hf_specdec) == sorted(hf_specdec.__all__)
     for name in hf_specdec.__all__:
         found = getattr(hf_specdec, name)
         module = inspect.getmodule(found)

@@ -169,3 +169,39 @@ def test_the_tokenizer_comes_out_of_the_file(tmp_path, monkeypatch):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(hf_specdec.CheckpointError, match=r"`gguf_file` must be a file of .* no 'model.gguf' in it"):
         hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+
+
+def test_a_file_that_was_cut_off_is_said_to_be(gguf_folder, tmp_path):
+    """As an unfinished download is: within the header, the names or the weights."""
+    content = (gguf_folder / "model.gguf").read_bytes()
+    for size in (3, 100, 2000, len(content) - 1000):
+        (tmp_path / "model.gguf").write_bytes(content[:size])
+        with pytest.raises(hf_specdec.CheckpointError, match="could not be read as GGUF.*Is the download complete?"):
+            hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8", "nf4"])
+def test_weights_that_are_packed_already_are_not_quantised(gguf_folder, precision):
+    with pytest.raises(hf_specdec.ConfigError, match=f"`precision` must be 'auto', .* a GGUF file.*'{precision}'"):
+        hf_specdec.AutoModelForCausalLM.from_pretrained(gguf_folder / "model.gguf", precision=precision)
+
+
+def test_what_transformers_does_not_find_in_a_folder_is_hinted_at(tmp_path):
+    for name, hint in {"model.gguf": "Name the file", "model.GGUF": r"must end in \.gguf"}.items():
+        folder = tmp_path / name[-4:]
+        folder.mkdir()
+        (folder / name).write_bytes(b"GGUF")
+        path = folder if name == "model.gguf" else folder / name
+        with pytest.raises(hf_specdec.CheckpointError, match=hint):
+            hf_specdec.AutoModelForCausalLM.from_pretrained(path)
+
+
+def test_a_draft_in_a_file_has_the_file_s_tokenizer(tmp_path, tokenizer, monkeypatch):
+    """Compared with the target's, as that of a folder is."""
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    other = SimpleNamespace()
+    monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda path, **given: other)
+    for is_alike in (True, False):
+        monkeypatch.setattr(tokenizers, "are_alike", lambda first, second, is_alike=is_alike: is_alike)
+        loaded = tokenizers.load_foreign_tokenizer(tmp_path / "model.gguf", tokenizer)
+        assert loaded is (None if is_alike else other)

@@ -42,10 +42,13 @@ def check_folder(
     check_path("path", path, "a folder or a name on the hub")
     folder, text = Path(path), os.fspath(path)
     if is_missing_folder(path):
-        raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. Check the spelling.")
+        hint = "Check the spelling; a name on the hub is written owner/name."
+        raise CheckpointError(f"`path` must be an existing folder, but there is no {text!r}. {hint}")
     if not folder.exists():
         _check_name(text)
         return
+    if folder.is_file() and folder.suffix.lower() == ".gguf":
+        raise CheckpointError(f"`path` must end in .gguf where it is a GGUF file, but is {text!r}. Rename the file.")
     if not folder.is_dir():
         raise CheckpointError(f"`path` must be a folder, but {text!r} is a file. Give the folder that holds it.")
     if gguf_file is not None:
@@ -57,7 +60,9 @@ def check_folder(
         _check_adapter(adapter, auto_class, runs_code)
         return
     if not config.is_file():
-        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. Is it a checkpoint?")
+        files = sorted(file.name for file in folder.iterdir() if file.suffix.lower() == ".gguf")
+        hint = f"Name the file: {text}/{files[0]}" if files else "Is it a checkpoint?"
+        raise CheckpointError(f"`path` must hold a config.json, but {text!r} does not. {hint}")
     try:
         content = json.loads(config.read_text("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -134,5 +139,7 @@ def check_kind(auto_class: str, path: str | os.PathLike[str], error: ValueError)
         return
     config = transformers.AutoConfig.from_pretrained(path)
     remedy = "AutoModelForSeq2SeqLM loads it, in Python." if config.is_encoder_decoder else "Choose another model."
+    if type(config) in transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
+        remedy = "transformers.AutoModelForSpeechSeq2Seq loads it, and enable(model) gives it spec_method."
     value = f"{os.fspath(path)} ({config.model_type})"
     raise ConfigError("model", f"must be one that {auto_class} loads", value, remedy) from error

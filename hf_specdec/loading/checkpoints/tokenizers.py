@@ -23,13 +23,24 @@ def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokeni
         CheckpointError: it is missing or damaged.
     """
     folder, arguments = with_gguf_file(path, hub)
+    remedy = "Put the checkpoint's tokenizer files besides its weights."
     try:
-        return AutoTokenizer.from_pretrained(folder, **arguments)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **arguments)
     except Exception as error:
         raise CheckpointError(
             f"`tokenizer` must be one that transformers can load, but that of {os.fspath(path)!r} is not: "
-            f"{first_line(error)} Put the checkpoint's tokenizer files besides its weights."
+            f"{first_line(error)} {remedy}"
         ) from error
+    if _is_empty(tokenizer):
+        raise CheckpointError(
+            f"`tokenizer` must have tokens of text, but that of {os.fspath(path)!r} has none. {remedy}"
+        )
+    return tokenizer
+
+
+def _is_empty(tokenizer: Any) -> bool:
+    """True for what transformers makes of a checkpoint without tokenizer files: special tokens alone."""
+    return isinstance(tokenizer, PreTrainedTokenizerBase) and len(tokenizer) <= len(set(tokenizer.all_special_tokens))
 
 
 def load_foreign_tokenizer(
@@ -43,6 +54,8 @@ def load_foreign_tokenizer(
     Raises:
         CheckpointError: it is damaged.
     """
+    if "gguf_file" in with_gguf_file(path, {})[1]:
+        return None if are_alike(tokenizer, own := load_tokenizer(path)) else own
     try:
         found = cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError):  # no checkpoint: loading the model says so
