@@ -5,7 +5,7 @@
 # make mutants       break the engine on purpose, one fault at a time, and see which faults the tests catch
 # make peer-tests    transformers' own generation tests with each method: TRANSFORMERS=path/to/checkout, some hours; a
 #                    second run goes on where the first ended; PEERS="--families llama t5 --methods auto" takes a part
-# make gpu           figures of the 7B shape on a GPU
+# make gpu           figures of the 7B and 1B shapes and SmolLM2, in 12 minutes on a GPU; again, it goes on
 # make gpu-tests     tests that need a GPU
 # make docs          write the pages that are generated, and build the site
 #
@@ -23,7 +23,8 @@ OLDEST ?= .venv-oldest
 WORKERS ?= 2
 TRANSFORMERS ?= ../transformers
 PEERS ?=
-GPU ?= gpu.json
+GPU ?= gpu
+GPU_DEVICE ?= cuda
 BIN := $(VENV)/bin
 DEMO ?= --spec-method auto --max-new-tokens 96 --dtype fp32
 # Each process runs neighbouring tests, so that most models are built once, and takes some of the other's in the end.
@@ -73,8 +74,15 @@ test-all: lint types
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests/promise tests/matrix tests/capabilities
 
+# Each call is written as it ends, and is not repeated: `make gpu` again goes on. What says most comes first.
+GPU_BENCH = $(BIN)/hf-specdec bench --device $(GPU_DEVICE) --cache static --dtype bf16 --rounds 2
 gpu: $(VENV)/.installed
-	$(BIN)/hf-specdec bench --device cuda --widen 4096x32 --dtype bf16 --no-do-sample --row auto --output $(GPU)
+	mkdir -p $(GPU)
+	-$(GPU_BENCH) --widen 4096x32 --limit 6 --row auto --row auto+head --max-minutes 4 --output $(GPU)/7B.jsonl
+	-$(GPU_BENCH) --widen 2048x22 --limit 6 --row auto --do-sample --temperature 0.7 --max-minutes 2 --output $(GPU)/1B-sampled.jsonl
+	-$(GPU_BENCH) --widen 4096x32 --limit 16 --batch-size 8 --row auto --max-minutes 2 --output $(GPU)/7B-batch-8.jsonl
+	-$(GPU_BENCH) --model smollm2 --assistant-model smollm2-head --limit 6 --row auto --row auto+head --max-minutes 1 \
+		--output $(GPU)/SmolLM2.jsonl
 
 gpu-tests: $(VENV)/.installed
 	$(BIN)/pytest --quiet -m gpu tests/gpu

@@ -23,10 +23,8 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "AutoDraftHead.from_pretrained": ("path", hf_specdec.AutoDraftHead.from_pretrained),
     "train_head": ("out", lambda path: train_head(build(FAMILIES["llama"]), print, None, path)),
     "load_prompts": ("paths", lambda path: bench.load_prompts([path])),
-    "read_document": ("file", bench.read_document),
-    "write_document": ("path", lambda path: bench.write_document({"kind": "speeds"}, path)),
-    "write_page": ("path", lambda path: bench.write_page({"kind": "cost"}, path)),
-    "plot_document": ("folder", lambda path: bench.plot_document({"kind": "cost"}, path)),
+    "read_records": ("path", bench.read_records),
+    "write_page": ("page", lambda path: bench.write_page(path, {}, [])),
 }
 
 

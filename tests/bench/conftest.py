@@ -1,25 +1,21 @@
-"""A loaded that is built in a moment: a tiny random Llama with the embedded tokenizer."""
+"""A model that is built in a moment: a tiny random Llama with the embedded tokenizer."""
 
-import copy
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_specdec
-from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.plan import BenchSettings
-from hf_specdec.tools.bench.prompts import Prompt
-from hf_specdec.tools.bench.run import Bench
+from hf_specdec.tools.bench import BenchSettings, LoadedModel, Prompt, Records, make_header, make_rows, measure
 
-ROWS = ("transformers:prompt_lookup", "plain", "prompt_lookup")
 PROMPTS = [
-    Prompt("copy", "repeat", ("a = 1\nb = 2\na = 1\nb = 2\na =",)),
-    Prompt("new", "fresh", ("def main(argv):\n",)),
-    Prompt("talk", "fresh", ("import os\n", "import sys\n"), is_chat=True),
+    Prompt("copy", "repeat", "a = 1\nb = 2\na = 1\nb = 2\na ="),
+    Prompt("main", "fresh", "def main(argv):\n"),
+    Prompt("import", "fresh", "import os\n", is_chat=True),
 ]
-SETTINGS = BenchSettings(max_new_tokens=8, rounds=2)
+ROWS = ("transformers:prompt_lookup", "prompt_lookup")
+SETTINGS = BenchSettings(max_new_tokens=8)
 
 
 def tiny_llama(vocab_size: int, **changes: Any) -> LlamaForCausalLM:
@@ -46,19 +42,15 @@ def loaded(tokenizer: Any) -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tokenizer, name="tiny")
 
 
-@pytest.fixture(scope="session")
-def measured(loaded: LoadedModel) -> dict[str, Any]:
-    """The document of a whole run; take a copy to change it."""
-    return Bench([loaded], PROMPTS, SETTINGS, rows=ROWS).run()
+def records_of(loaded: LoadedModel, settings: BenchSettings = SETTINGS, **kwargs: Any) -> Records:
+    """Records of a run of one timed round."""
+    records = Records(make_header(loaded, settings))
+    rows, prompts = kwargs.pop("rows", ROWS), kwargs.pop("prompts", PROMPTS)
+    measure(loaded, prompts, make_rows(rows, loaded), settings, records, **{"rounds": 1, **kwargs})
+    return records
 
 
 @pytest.fixture(scope="session")
-def entry(measured: dict[str, Any]) -> dict[str, Any]:
-    """The one model's entry in it."""
-    (only,) = measured["models"]
-    return cast("dict[str, Any]", only)
-
-
-@pytest.fixture
-def document(measured: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(measured)
+def measured(loaded: LoadedModel) -> Records:
+    """A whole run of two timed rounds; not to be changed."""
+    return records_of(loaded, rounds=2)

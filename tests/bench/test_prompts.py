@@ -7,25 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.tools.bench.conversation import encode, fitting
-from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.prompts import RANDOM_TOKENS, Prompt, default_prompts, load_prompts, random_prompts, spread
-from tests.bench.conftest import tiny_llama
+from hf_specdec.tools.bench.prompts import Prompt, default_prompts, load_prompts, spread
 
 FORMS: dict[str, tuple[dict[str, Any], Prompt]] = {
     "spec-bench": (
         {"question_id": 81, "category": "writing", "turns": ["One", "Two"]},
-        Prompt("file/81", "writing", ("One", "Two"), is_chat=True),
+        Prompt("file/81", "writing", "One", is_chat=True),
     ),
-    "ours": ({"id": "x", "task": "qa", "turns": ["One"]}, Prompt("x", "qa", ("One",), is_chat=True)),
+    "ours": ({"id": "x", "task": "qa", "turns": ["One"]}, Prompt("x", "qa", "One", is_chat=True)),
     "humaneval": (
         {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f"},
-        Prompt("HumanEval/0", "code", ("def f():\n",)),
+        Prompt("HumanEval/0", "code", "def f():\n"),
     ),
-    "gsm8k": ({"question": "How many?", "answer": "#### 3"}, Prompt("file/1", "math", ("How many?",), is_chat=True)),
+    "gsm8k": ({"question": "How many?", "answer": "#### 3"}, Prompt("file/1", "math", "How many?", is_chat=True)),
 }
 
 
@@ -48,13 +44,13 @@ def test_a_line_is_known_by_its_keys(tmp_path: Path, form: str, packed: bool) ->
 
 def test_any_other_file_is_one_prompt_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text("def f(\n", encoding="utf-8")
-    assert load_prompts([tmp_path / "hello.py"]) == [Prompt("hello.py", "text", ("def f(\n",))]
+    assert load_prompts([tmp_path / "hello.py"]) == [Prompt("hello.py", "text", "def f(\n")]
 
 
 def test_a_folder_holds_tasks(tmp_path: Path) -> None:
     (tmp_path / "edit").mkdir()
     (tmp_path / "edit" / "one.txt").write_text("x", encoding="utf-8")
-    assert load_prompts([tmp_path]) == [Prompt("edit/one", "edit", ("x",))]
+    assert load_prompts([tmp_path]) == [Prompt("edit/one", "edit", "x")]
 
 
 def test_lines_of_a_file_in_a_folder_are_read_as_those_of_a_file_that_is_named(tmp_path: Path) -> None:
@@ -66,23 +62,23 @@ def test_lines_of_a_file_in_a_folder_are_read_as_those_of_a_file_that_is_named(t
     (tmp_path / "edit" / "file.jsonl.gz").write_bytes(gzip.compress(lines.splitlines()[0].encode()))
     *packed, one = load_prompts([tmp_path / "edit"])
     assert packed == load_prompts([tmp_path / "edit" / "file.jsonl.gz"]) == [FORMS["spec-bench"][1]]
-    assert one == Prompt("one", "text", ("x",))
+    assert one == Prompt("one", "text", "x")
     named = load_prompts([tmp_path / "file.jsonl"])
     in_folder = dataclasses.replace(packed[0], id="edit/file/81")
-    assert load_prompts([tmp_path]) == [in_folder, Prompt("edit/one", "edit", ("x",)), *named]
+    assert load_prompts([tmp_path]) == [in_folder, Prompt("edit/one", "edit", "x"), *named]
 
 
 def test_the_default_set_has_several_prompts_of_each_task(tokenizer: Any) -> None:
     tasks: dict[str, int] = {}
     for prompt in default_prompts():
         tasks[prompt.task] = tasks.get(prompt.task, 0) + 1
-        assert len(tokenizer(prompt.turns[0])["input_ids"]) <= 512
-        assert prompt.turns[0].endswith("\n")
+        assert len(tokenizer(prompt.text)["input_ids"]) <= 512
+        assert prompt.text.endswith("\n")
     assert tasks == dict.fromkeys(("complete", "continue", "docstring", "edit", "fresh", "repeat"), 4)
 
 
 def test_a_limit_takes_from_the_tasks_in_turn() -> None:
-    prompts = [Prompt(f"{task}{number}", task, ("x",)) for task in ("a", "b") for number in range(3)]
+    prompts = [Prompt(f"{task}{number}", task, "x") for task in ("a", "b") for number in range(3)]
     assert [prompt.id for prompt in spread(prompts, 3)] == ["a0", "a1", "b0"]
     assert spread(prompts, 99) == prompts
 
@@ -112,12 +108,12 @@ def test_an_empty_file_holds_no_prompt(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="at least one prompt"):
             load_prompts([place])
     (tmp_path / "one.py").write_text("x", encoding="utf-8")
-    assert load_prompts([tmp_path, tmp_path / "__init__.py"]) == [Prompt("one", "text", ("x",))]
+    assert load_prompts([tmp_path, tmp_path / "__init__.py"]) == [Prompt("one", "text", "x")]
 
 
-def test_a_prompt_of_no_tokens_is_an_error(loaded: LoadedModel) -> None:
+def test_a_prompt_of_no_tokens_is_an_error(tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="must have a token each"):
-        fitting(loaded, [Prompt("empty", "text", ("",))], 8)
+        Prompt("empty", "text", "").encode(tokenizer)
 
 
 def test_a_missing_file_and_a_bad_limit_are_errors(tmp_path: Path) -> None:
@@ -125,49 +121,3 @@ def test_a_missing_file_and_a_bad_limit_are_errors(tmp_path: Path) -> None:
         load_prompts([tmp_path / "none.jsonl"])
     with pytest.raises(ConfigError, match="limit"):
         load_prompts(limit=0)
-
-
-def test_random_tokens_are_a_task_of_prompts_that_their_seeds_repeat(loaded: LoadedModel) -> None:
-    """Every token of the vocabulary but the special ones may come, and no prompt is like another."""
-    prompts = random_prompts(40, length=64)
-    assert {prompt.task for prompt in prompts} == {RANDOM_TOKENS} and len({prompt.id for prompt in prompts}) == 40
-    drawn = [encode(loaded, prompt)["input_ids"] for prompt in prompts]
-    assert all(ids.shape == (1, 64) for ids in drawn)
-    again = [encode(loaded, prompt)["input_ids"] for prompt in prompts]
-    assert all(torch.equal(one, other) for one, other in zip(drawn, again, strict=True))
-    found = set(torch.cat(drawn).flatten().tolist())
-    assert len({tuple(ids[0].tolist()) for ids in drawn}) == 40
-    assert not found & set(loaded.tokenizer.all_special_ids)
-    assert len(found) > 0.4 * len(loaded.tokenizer)  # 2,560 draws of 4,096 tokens leave about 54 % undrawn
-
-
-def test_random_tokens_have_embeddings(loaded: LoadedModel) -> None:
-    small = dataclasses.replace(loaded, model=tiny_llama(100))
-    assert len(loaded.tokenizer) > 100 > int(encode(small, random_prompts(1, length=400)[0])["input_ids"].max())
-
-
-def test_random_tokens_must_fit_too(loaded: LoadedModel) -> None:
-    prompts = random_prompts(2, length=500)
-    assert fitting(loaded, prompts, 12) == (prompts, "")
-    with pytest.raises(ConfigError, match="positions"):
-        fitting(loaded, prompts, 13)
-
-
-def test_a_model_without_an_end_of_positions_takes_any_prompt(loaded: LoadedModel) -> None:
-    """Some configurations say -1 for none."""
-    endless = dataclasses.replace(loaded, model=tiny_llama(4096))
-    endless.model.config.max_position_embeddings = -1
-    assert fitting(endless, prompts := random_prompts(1, length=600), 8) == (prompts, "")
-
-
-def test_prompts_that_are_too_long_are_named_with_their_lengths(loaded: LoadedModel) -> None:
-    long = random_prompts(5, length=600)
-    short = Prompt("short", "text", ("x = 1\n",))
-    assert fitting(loaded, [*long[:1], short], 8) == ([short], f"{long[0].id} (600 tokens)")
-    with pytest.raises(ConfigError) as raised:
-        fitting(loaded, long, 8)
-    assert "room for 8 new tokens a turn within the model's 512 positions" in raised.value.rule
-    assert raised.value.value == ", ".join(f"{prompt.id} (600 tokens)" for prompt in long[:3]) + " and 2 more"
-    turns = Prompt("two", "chat", ("a = 1\n" * 300,) * 2, is_chat=True)
-    with pytest.raises(ConfigError, match=r"two \(\d+ tokens in 2 turns\)"):
-        fitting(loaded, [turns], 8)

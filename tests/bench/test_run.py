@@ -1,285 +1,218 @@
-"""A run measures every row on every prompt, tells equal from unequal, and can be interrupted anywhere."""
+"""A run measures every row on every prompt in turn, and goes on where its file ends."""
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import hf_specdec.engine.loop
-from hf_specdec.common.tree import DraftTree
-from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.verify import VerifyResult
+from hf_specdec.common.stats import SpecStats
+from hf_specdec.engine.model_state import state_of, using_method_state
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.common.entry import MethodState
+from hf_specdec.tools.bench import run as run_module
+from hf_specdec.tools.bench.header import make_header
 from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.plan import WATCHED_ROUND, BenchSettings
+from hf_specdec.tools.bench.measure import digest_of
 from hf_specdec.tools.bench.prompts import Prompt
-from hf_specdec.tools.bench.rows import REFERENCE
-from hf_specdec.tools.bench.run import Bench
-from hf_specdec.tools.bench.speeds import flagged
-from tests.bench.conftest import PROMPTS, ROWS, SETTINGS
+from hf_specdec.tools.bench.records import Records, read_records
+from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS, make_rows
+from hf_specdec.tools.bench.run import BenchSettings, measure
+from tests.bench.conftest import PROMPTS, ROWS, SETTINGS, records_of
 
-NUM_TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
-ONE_ROUND = BenchSettings(max_new_tokens=8, rounds=1)
-TIMES = ("seconds", "cpu_seconds", "draft_seconds", "first_token_seconds", "peak_memory_bytes")
+NUM_ROWS = 2 + len(ROWS)
 
 
-def bench(
-    loaded: LoadedModel,
-    *names: str,
-    settings: BenchSettings = SETTINGS,
-    prompts: Sequence[Prompt] = PROMPTS,
-    **kwargs: Any,
-) -> Bench:
-    return Bench([loaded], prompts, settings, rows=names or ROWS, **kwargs)
+def watched(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+    """Let `before` see the loaded model and the row of each call."""
+    real = run_module.measured_call
+
+    def call(loaded: Any, row: Any, *args: Any, **kwargs: Any) -> Any:
+        before(loaded, row)
+        return real(loaded, row, *args, **kwargs)
+
+    monkeypatch.setattr(run_module, "measured_call", call)
 
 
-def entry_of(document: dict[str, Any]) -> dict[str, Any]:
-    """The one model's."""
-    (entry,) = document["models"]
-    return cast("dict[str, Any]", entry)
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    count = iter(range(calls))
 
-
-def flags(document: dict[str, Any]) -> list[tuple[str, str, float]]:
-    """What is flagged on the one model."""
-    return [tuple(flag[1:]) for flag in flagged(document)]
-
-
-def calls(entry: dict[str, Any], *, is_watched: bool) -> list[dict[str, Any]]:
-    """Records of watched calls, or of timed ones."""
-    return [record for record in entry["records"] if (record["round"] == WATCHED_ROUND) is is_watched]
-
-
-def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records without what differs from run to run."""
-    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
-
-
-def test_every_row_meets_every_turn_in_every_round(entry: dict[str, Any]) -> None:
-    num_rows, num_modes = 1 + len(ROWS), 2
-    assert len(calls(entry, is_watched=True)) == num_rows * num_modes * NUM_TURNS
-    assert len(calls(entry, is_watched=False)) == num_rows * num_modes * NUM_TURNS * SETTINGS.rounds
-    assert all(record["num_tokens"] == SETTINGS.max_new_tokens for record in entry["records"])
-
-
-def test_rows_of_ours_are_equal_greedy_and_sampled(measured: dict[str, Any], entry: dict[str, Any]) -> None:
-    for mode in ("greedy", "sampled"):
-        for row in ("plain", "prompt_lookup"):
-            assert entry["summary"][mode][row]["share_equal"] == 1.0
-    assert entry["summary"]["greedy"]["transformers:prompt_lookup"]["share_equal"] == 1.0
-    assert not flagged(measured)
-
-
-def test_rounds_are_sampled_from_seeds_of_their_own(entry: dict[str, Any]) -> None:
-    texts = {
-        (record["mode"], record["round"]): record["token_ids"]
-        for record in calls(entry, is_watched=False)
-        if record["row"] == REFERENCE and record["prompt"] == "new"
-    }
-    assert texts["greedy", 0] == texts["greedy", 1]
-    assert texts["sampled", 0] != texts["sampled", 1]
-
-
-def test_what_a_probe_counts_is_what_was_emitted(entry: dict[str, Any]) -> None:
-    for probe in calls(entry, is_watched=True):
-        assert sum(probe["blocks"]) == probe["num_tokens"]
-        assert len(probe["blocks"]) == len(probe["drafted"])
-        assert all(count <= drafted + 1 for count, drafted in zip(probe["blocks"], probe["drafted"], strict=True))
-        assert probe["first_token_seconds"] > 0
-        if probe["row"] in (REFERENCE, "plain"):
-            assert set(probe["blocks"]) == {1} and set(probe["drafted"]) == {0}
-
-
-def test_mean_acceptance_length_is_the_engine_s(loaded: LoadedModel, entry: dict[str, Any]) -> None:
-    inputs = loaded.tokenizer(PROMPTS[0].turns[0], return_tensors="pt")
-    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    stats = loaded.model.generate(**inputs, **options, spec_method="prompt_lookup").spec_stats
-    wanted = ("greedy", "prompt_lookup", "copy")
-    (probe,) = (p for p in calls(entry, is_watched=True) if (p["mode"], p["row"], p["prompt"]) == wanted)
-    assert len(probe["blocks"]) == stats.num_drafts + 1
-    assert sum(probe["drafted"]) == stats.num_draft_tokens
-
-
-def test_a_second_turn_follows_the_reference_s_answer(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    run = bench(loaded, "plain", settings=ONE_ROUND)
-    tokenize = type(loaded.tokenizer).__call__
-
-    def listen(self: Any, text: str, **kwargs: Any) -> Any:
-        seen.append(text)
-        return tokenize(self, text, **kwargs)
-
-    monkeypatch.setattr(type(loaded.tokenizer), "__call__", listen)
-    run.run()
-    answers = {
-        loaded.tokenizer.decode(record["token_ids"], skip_special_tokens=True)
-        for record in entry_of(run.document)["records"]
-        if record["row"] == REFERENCE and record["prompt"] == "talk" and record["turn"] == 0
-    }
-    assert answers <= {text.removeprefix("import os\n\n\n").removesuffix("\n\nimport sys\n") for text in seen}
-
-
-@pytest.mark.wide  # test_command.py interrupts and resumes too
-@pytest.mark.parametrize("after", [1, 5, 9, 17])
-def test_an_interrupted_run_continues_to_the_same_records(
-    loaded: LoadedModel, measured: dict[str, Any], entry: dict[str, Any], after: int
-) -> None:
-    first = bench(loaded)
-
-    def interrupt(what: str, number: int, total: int) -> None:
-        if number == after:
+    def before(*_: Any) -> None:
+        if next(count, None) is None:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        first.run(interrupt)
-    assert not first.document["is_complete"]
-    partial = entry_of(first.document)
-    assert len(partial["records"]) == after * (1 + len(ROWS))
-    assert partial["summary"]["greedy"]["plain"]["share_equal"] == 1.0
-    whole = bench(loaded, document=first.document).run()
-    assert whole["is_complete"] and measured["is_complete"]
-    assert untimed(entry_of(whole)["records"]) == untimed(entry["records"])
-    assert entry_of(whole)["summary"].keys() == entry["summary"].keys()
+    watched(monkeypatch, before)
 
 
-@pytest.mark.wide
-def test_a_finished_run_can_be_given_more_rounds(loaded: LoadedModel, document: dict[str, Any]) -> None:
-    more = BenchSettings(max_new_tokens=8, rounds=3)
-    before = len(calls(entry_of(document), is_watched=False))
-    after = bench(loaded, settings=more, document=document).run()
-    assert len(calls(entry_of(after), is_watched=False)) == before * 3 // 2
+def test_every_row_meets_every_prompt_in_every_round(measured: Records) -> None:
+    keys = Counter((record["row"], record["prompt"], record["round"]) for record in measured.records)
+    assert len(keys) == NUM_ROWS * len(PROMPTS) * 3
+    assert set(keys.values()) == {1}
+    assert all(record["num_tokens"] == 8 and record["seconds"] > 0 for record in measured.records)
 
 
-@pytest.mark.parametrize("what", ["settings", "rows", "hardware", "kind"])
-def test_another_run_s_document_is_refused(loaded: LoadedModel, document: dict[str, Any], what: str) -> None:
-    settings, names = SETTINGS, ROWS
-    if what == "settings":
-        settings = BenchSettings(max_new_tokens=9, rounds=2)
-    elif what == "rows":
-        names = ROWS[:2]
-    elif what == "hardware":
-        document["header"]["hardware"]["cpu"] = "another"
-    else:
-        document["kind"] = "cost"
-    with pytest.raises(ConfigError, match="resume"):
-        bench(loaded, *names, settings=settings, document=document)
+def test_rows_take_turns_and_another_one_begins_each_time(measured: Records) -> None:
+    first = [measured.records[start]["row"] for start in range(0, len(measured.records), NUM_ROWS)]
+    assert set(Counter(first).values()) <= {2, 3}
+    for start in range(0, len(measured.records), NUM_ROWS):
+        turn = measured.records[start : start + NUM_ROWS]
+        assert len({record["row"] for record in turn}) == NUM_ROWS
+        assert len({(record["prompt"], record["round"]) for record in turn}) == 1
 
 
-@pytest.mark.wide
-def test_a_candidate_generator_whose_verification_is_broken_is_flagged(loaded: LoadedModel) -> None:
-    names = ("tests.bench.wrong_rows:HonestCandidates", "tests.bench.wrong_rows:WrongContext")
-    document = bench(loaded, *names, settings=ONE_ROUND).run()
-    assert ("greedy", names[1]) in [(flag.mode, flag.row) for flag in flagged(document)]
-    assert names[0] not in [flag.row for flag in flagged(document)]
-    assert entry_of(document)["summary"]["greedy"][names[0]]["draft_share"] is not None
+def test_texts_are_those_of_generate(loaded: LoadedModel, measured: Records) -> None:
+    inputs = loaded.tokenizer(PROMPTS[0].text, return_tensors="pt")
+    tokens = loaded.model.generate(**inputs, max_new_tokens=8, do_sample=False, spec_method=None)
+    new = tokens[0, inputs.input_ids.shape[1] :].tolist()
+    assert {record["digest"] for record in measured.records if record["prompt"] == "copy"} == {digest_of([new])}
 
 
-@pytest.mark.wide
-def test_a_row_that_writes_into_the_prompt_harms_only_itself(loaded: LoadedModel) -> None:
-    """Every row reads a prompt of its own, so an innocent one next to it is not flagged."""
-    wrong = "tests.bench.wrong_rows:WritesIntoTheText"
-    document = bench(loaded, wrong, "plain", settings=ONE_ROUND).run()
-    assert {flag.row for flag in flagged(document)} == {wrong}
+def test_the_watched_round_counts_steps_alike(loaded: LoadedModel, measured: Records) -> None:
+    inputs = loaded.tokenizer(PROMPTS[0].text, return_tensors="pt")
+    kwargs: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    stats: SpecStats = loaded.model.generate(**inputs, **kwargs, spec_method="prompt_lookup").spec_stats
+    steps = {record["row"]: record for record in measured.records if record["prompt"] == "copy" and not record["round"]}
+    assert steps["prompt_lookup"]["num_steps"] == stats.num_drafts
+    for record in steps.values():
+        assert record["num_step_tokens"] <= 7  # the prompt's forward gives at least one of eight
+        assert 0 < record["first_token_seconds"] < record["seconds"]
+    for name in (TRANSFORMERS, PLAIN):
+        assert steps[name]["num_steps"] == steps[name]["num_step_tokens"] == 7
+    assert not any("num_steps" in record for record in measured.records if record["round"])
 
 
-def test_an_engine_whose_verification_is_broken_is_flagged(
+def test_samples_follow_a_seed_for_each_round(loaded: LoadedModel) -> None:
+    records = records_of(loaded, BenchSettings(max_new_tokens=8, do_sample=True, seed=3), rounds=2).records
+    texts = {(record["row"], record["prompt"], record["round"]): record["digest"] for record in records}
+    assert texts[PLAIN, "main", 1] != texts[PLAIN, "main", 2]
+    for (row, prompt, number), digest in texts.items():
+        if row != "transformers:prompt_lookup":
+            assert digest == texts[TRANSFORMERS, prompt, number]
+
+
+def test_every_round_begins_without_a_memory_and_each_row_has_its_own(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on below a drafted token whatever the target chose, so the target answers another text."""
+    """So no call drafts from an answer to the same prompt, and the model's memory is left alone."""
+    seen: list[tuple[str, MethodState, int]] = []
 
-    def gullible(tree: DraftTree, choose: Callable[[int], tuple[int, bool]]) -> VerifyResult:
-        node, path, tokens = 0, [0], []
-        while True:
-            token, stop = choose(node)
-            tokens.append(token)
-            children = tree.children(node)
-            if stop or not children:
-                return VerifyResult(tokens, path)
-            node = children[0]
-            path.append(node)
+    def before(loaded: LoadedModel, row: Any) -> None:
+        state = state_of(loaded.model).method_state
+        seen.append((row.name, state, len(state.by_name)))
 
-    monkeypatch.setattr(hf_specdec.engine.sequence, "verify_tree", gullible)
-    guesses = "tests.bench.wrong_rows:GuessingDrafter"
-    found = {(mode, row) for mode, row, _ in flags(bench(loaded, "plain", guesses, settings=ONE_ROUND).run())}
-    assert found == {("greedy", guesses), ("sampled", guesses)}
-
-
-def test_a_drafter_that_is_wrong_is_still_equal(loaded: LoadedModel) -> None:
-    guesses = "tests.bench.wrong_rows:GuessingDrafter"
-    assert not flagged(bench(loaded, guesses, settings=ONE_ROUND, prompts=PROMPTS[:2]).run())
+    own = MethodState()
+    with using_method_state(loaded.model, own):
+        watched(monkeypatch, before)
+        records_of(loaded, rows=["auto", "prompt_lookup:pool=shared"])
+        assert state_of(loaded.model).method_state is own and not own.by_name
+    for name in ("auto", "prompt_lookup:pool=shared"):
+        states = [state for row, state, _ in seen if row == name]
+        assert [size > 0 for row, _, size in seen if row == name] == [False, True, True] * 2
+        assert states[0] is states[2] and states[2] is not states[3]
 
 
-def test_half_precision_is_reported_and_not_flagged(document: dict[str, Any]) -> None:
-    entry_of(document)["summary"]["greedy"]["plain"]["share_equal"] = 0.5
-    assert flags(document) == [("greedy", "plain", 0.5)]
-    entry_of(document)["dtype"] = "bfloat16"
-    assert flagged(document) == []
-
-
-def test_a_row_that_promises_no_seeds_is_not_flagged_for_sampling(document: dict[str, Any]) -> None:
-    for mode in ("greedy", "sampled"):
-        entry_of(document)["summary"][mode]["transformers:prompt_lookup"]["share_equal"] = 0.5
-    assert flags(document) == [("greedy", "transformers:prompt_lookup", 0.5)]
-
-
-def test_a_transformers_row_that_refuses_the_model_says_why(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cut", [0, 7], ids=["whole lines", "a line cut off"])
+def test_an_interrupted_run_goes_on_where_its_file_ends(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ValueError("assisted generate is not supported")
-
-    monkeypatch.setattr(type(loaded.model), "_assisted_decoding", refuse)
-    rows = ("transformers:prompt_lookup", "plain")
-    entry = entry_of(bench(loaded, *rows, settings=ONE_ROUND, prompts=PROMPTS[:1]).run())
-    summary = entry["summary"]["greedy"]
-    assert summary["transformers:prompt_lookup"]["errors"] == {"assisted generate is not supported": ["repeat"]}
-    assert summary["transformers:prompt_lookup"]["speed"] == {}
-    assert summary["plain"]["errors"] == {} and summary["plain"]["speed"]["overall"]["count"] == 1
-
-
-def test_no_call_drafts_from_an_answer_to_its_own_prompt(loaded: LoadedModel) -> None:
-    """A shared pool is empty when a round begins, and no row sees another's."""
-    shared = 'prompt_lookup={"pool": "shared"}'
-    once = [Prompt("new", "fresh", PROMPTS[1].turns)]
-    settings = BenchSettings(max_new_tokens=16, rounds=1, modes=("greedy",))
-    own = state_of(loaded.model).method_state
-    document = Bench([loaded], once, settings, rows=[shared, "prompt_lookup"]).run()
-    drafted = {probe["row"]: probe["drafted"] for probe in calls(entry_of(document), is_watched=True)}
-    assert drafted[shared] == drafted["prompt_lookup"]
-    assert state_of(loaded.model).method_state is own
+    path, rows = tmp_path / "records.jsonl", make_rows(ROWS, loaded)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(patch, 9)
+        measure(loaded, PROMPTS, rows, SETTINGS, Records(make_header(loaded, SETTINGS), path), rounds=1)
+    text = path.read_text()
+    path.write_text(text[: len(text) - cut])
+    calls: list[str] = []
+    watched(monkeypatch, lambda _, row: calls.append(row.name))
+    measure(loaded, PROMPTS, rows, SETTINGS, Records(make_header(loaded, SETTINGS), path), rounds=1)
+    _, records = read_records(path)
+    assert len(calls) == 2 * NUM_ROWS * len(PROMPTS) - 9 + bool(cut)
+    keys = Counter((record["row"], record["prompt"], record["round"]) for record in records)
+    assert len(keys) == 2 * NUM_ROWS * len(PROMPTS) and set(keys.values()) == {1}
+    calls.clear()
+    more = Records(make_header(loaded, SETTINGS), path)
+    measure(loaded, PROMPTS[:1], make_rows([*ROWS, "lookahead"], loaded), SETTINGS, more, rounds=1)
+    assert calls == ["lookahead"] * 2  # a row that is new is measured alone
 
 
-def test_prompts_that_do_not_fit_are_named(loaded: LoadedModel) -> None:
-    long = Prompt("long", "fresh", ("a = 1\n" * 400,))
-    document = Bench([loaded], [PROMPTS[0], long], ONE_ROUND, rows=["plain"]).run()
-    ((what, reason),) = entry_of(document)["left_out"].items()
-    assert what == "1 of 2 prompts"
-    assert re.fullmatch(r"too long for the model's positions: long \(\d+ tokens\)", reason)
-    with pytest.raises(ConfigError, match="positions"):
-        Bench([loaded], [long], ONE_ROUND)
+def test_a_file_of_another_measurement_is_not_continued(loaded: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    with Records(make_header(loaded, SETTINGS), path):
+        pass
+    with pytest.raises(ConfigError, match="`output` must have the settings of this run"):
+        Records(make_header(loaded, BenchSettings(max_new_tokens=9)), path)
+    with pytest.raises(ConfigError, match="`output` must have the dtype of this run"):
+        Records({**make_header(loaded, SETTINGS), "dtype": "bfloat16"}, path)
+
+
+@pytest.mark.parametrize("text", ["", "[]\n", "{\n", '{"a": 1}\n', '{"header": {}}\n{"row": "x"}\n', '{"header": 5}\n'])
+def test_a_file_of_something_else_is_an_error_and_left_alone(loaded: LoadedModel, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="`path` must be a file of records"):
+        read_records(path)
+    if text:
+        with pytest.raises(ConfigError, match="`output` must be a file of records"):
+            Records(make_header(loaded, SETTINGS), path)
+    assert path.read_text() == text
+
+
+def test_no_call_begins_after_the_time_is_up(loaded: LoadedModel) -> None:
+    assert not records_of(loaded, max_seconds=0.0).records
+
+
+def test_what_transformers_refuses_is_a_record_of_its_reason(loaded: LoadedModel) -> None:
+    records = records_of(loaded, BenchSettings(max_new_tokens=4, batch_size=3)).records
+    errors = {record["row"]: record["error"] for record in records if "error" in record}
+    assert list(errors) == ["transformers:prompt_lookup"] and "batch_size = 1" in errors["transformers:prompt_lookup"]
+    assert {record["task"] for record in records} == {"batches of 3"}
+    assert {record["prompt"] for record in records} == {"copy to import"}
+    texts = {record["digest"] for record in records if "error" not in record}
+    assert len(texts) == 1
+    assert {record["num_tokens"] for record in records if "error" not in record} == {12}
+
+
+def test_static_caches_have_room_for_the_longest_prompt(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One size for all prompts, so that nothing is compiled anew; a CPU compiles nothing."""
+    assert SETTINGS.kwargs(100) == {"max_new_tokens": 8, "do_sample": False}
+    settings = BenchSettings(max_new_tokens=8, cache="static")
+    assert settings.kwargs(100) | {"max_cache_len": 0} == {
+        **SETTINGS.kwargs(100),
+        "cache_implementation": "static",
+        "max_cache_len": 0,
+    }
+    records = records_of(loaded, settings, prompts=PROMPTS[:2]).records
+    assert not [record for record in records if "error" in record]
+    assert len({record["digest"] for record in records if record["prompt"] == "copy"}) == 1
+
+
+def test_prompts_that_the_model_has_no_positions_for_are_left_out(loaded: LoadedModel) -> None:
+    long = Prompt("long", "text", "a = 1\n" * 200)
+    records = records_of(loaded, prompts=[long, PROMPTS[0]]).records
+    assert {record["prompt"] for record in records} == {"copy"}
+    with pytest.raises(ConfigError, match="`prompts` must hold 1 prompts that leave room for 8 of 512 positions"):
+        records_of(loaded, prompts=[long])
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("settings", "match"),
     [
-        {"rounds": 0},
-        {"max_new_tokens": 0},
-        {"modes": ("beam",)},
-        {"modes": ()},
-        {"temperature": 0.0},
-        {"temperature": 1e-300},
-        {"temperature": float("nan")},
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be"),
+        ({"batch_size": 0}, "`batch_size` must be"),
+        ({"temperature": 0.7}, "`temperature` must come with do_sample"),
+        ({"temperature": 0.0, "do_sample": True}, "`temperature` must be"),
+        ({"cache": "paged"}, "`cache` must be one of dynamic, static"),
     ],
 )
-def test_settings_are_checked(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        BenchSettings(**changes)
+def test_settings_that_cannot_be_are_errors(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        BenchSettings(**settings)
 
 
-def test_the_random_generator_decides_nothing_that_is_compared(loaded: LoadedModel) -> None:
-    torch.manual_seed(1)
-    one = bench(loaded, "plain", settings=ONE_ROUND, prompts=PROMPTS[:1]).run()
-    torch.manual_seed(2)
-    two = bench(loaded, "plain", settings=ONE_ROUND, prompts=PROMPTS[:1]).run()
-    assert untimed(entry_of(one)["records"]) == untimed(entry_of(two)["records"])
+def test_the_header_says_what_a_stranger_needs(loaded: LoadedModel) -> None:
+    header = json.loads(json.dumps(make_header(loaded, SETTINGS)))
+    assert (header["model"], header["dtype"], header["device"]) == ("tiny", "float32", "cpu")
+    assert header["threads"] == torch.get_num_threads()
+    assert header["settings"]["max_new_tokens"] == 8
+    assert {"python", "hf_specdec", "torch", "transformers"} == set(header["versions"])

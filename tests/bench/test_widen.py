@@ -12,9 +12,7 @@ from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from hf_specdec.methods.eagle3.checkpoint import save_head
 from hf_specdec.tools.bench.loaded_model import load_model
-from hf_specdec.tools.bench.rows import row
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
-from hf_specdec.tools.cli.bench_models import ModelsOptions
 from tests.bench.conftest import tiny_llama
 from tests.helpers.head_models import random_dflash, random_dflash_head
 from tests.helpers.heads import QWEN3, random_head
@@ -152,18 +150,12 @@ def test_a_loaded_model_is_widened_with_its_head(size: tuple[int, int], tokenize
     save_head(random_head(model, layer_ids=None), tmp_path / "head")
     drafted = []
     for widen_to in (None, size):
-        loaded = load_model(str(tmp_path / "model"), dtype="fp32", head=str(tmp_path / "head"), widen_to=widen_to)
+        loaded = load_model(
+            str(tmp_path / "model"), dtype="fp32", assistant_models=[str(tmp_path / "head")], widen_to=widen_to
+        )
         drafted.append(trees_of(loaded.model, loaded.head))
     assert drafted[0] == drafted[1]
     assert any(drafted[0])
-
-
-def test_the_command_measures_the_embedded_head_at_every_size() -> None:
-    native, wide = ModelsOptions(widen=["native", "512x7"], device="cpu").load()
-    assert native.head is not None
-    assert wide.head is not None
-    assert wide.head.hidden_size == wide.model.config.hidden_size == 2 * native.head.hidden_size
-    assert row("auto+head", wide).arguments(None)["assistant_model"] is wide.head
 
 
 def test_a_head_of_another_kind_is_not_widened() -> None:
@@ -182,10 +174,10 @@ def test_a_head_of_another_width_is_not_widened() -> None:
         widen_head(random_head(build(FAMILIES["qwen3"])), model, widen(model, hidden_size=64, num_layers=2))
 
 
-def test_a_widened_model_is_quantised_at_its_size() -> None:
-    loaded = load_model(None, dtype="fp8", device="cpu", widen_to=(512, 7))
-    assert loaded.model.model.layers[6].mlp.up_proj.weight.dtype == torch.float8_e4m3fn
-    assert loaded.label == "embedded target, 512x7"
-    text = loaded.tokenizer("def read(path):\n", return_tensors="pt").input_ids
-    with torch.no_grad():
-        assert loaded.model(text).logits.isfinite().all()
+def test_a_widened_model_has_its_size_in_its_name_and_is_not_quantised() -> None:
+    loaded = load_model(dtype="bf16", device="cpu", widen_to=(512, 7))
+    assert loaded.name == "embedded, 512x7"
+    assert loaded.model.dtype == loaded.head.dtype == loaded.draft_model.dtype == torch.bfloat16
+    assert loaded.head.hidden_size == loaded.model.config.hidden_size == 512
+    with pytest.raises(ConfigError, match="`dtype` must be fp32, bf16 or fp16 with a widened model"):
+        load_model(dtype="fp8", device="cpu", widen_to=(512, 7))

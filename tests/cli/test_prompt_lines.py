@@ -74,7 +74,7 @@ def test_bench_takes_the_same_lines(tmp_path: Path) -> None:
     forms = [{"messages": [SYSTEM, ASKED]}, *TEXT_FORMS, *CHAT_FORMS[3:]]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(form) + "\n" for form in forms), encoding="utf-8")
     prompts = load_prompts([tmp_path / "p.jsonl"])
-    assert [prompt.turns for prompt in prompts] == [("Hello",)] * len(forms)
+    assert {prompt.text for prompt in prompts} == {"Hello"}
     assert [prompt.is_chat for prompt in prompts] == [True, False, False, False, True, True, True, True]
     assert prompts[0].before == (SYSTEM,)
     assert len({prompt.id for prompt in prompts}) == len(forms)

@@ -174,7 +174,7 @@ class Steps(NamedTuple):
 
 def same_length_texts(loaded: LoadedModel, count: int) -> list[dict[str, torch.Tensor]]:
     """Inputs of `(1, LENGTH)` ids: the default prompts' tokens in a circle, each from another place."""
-    text = [token for prompt in default_prompts() for token in loaded.tokenizer(prompt.turns[0]).input_ids]
+    text = [token for prompt in default_prompts() for token in prompt.encode(loaded.tokenizer)]
     step = max(len(text) // count, 1)
     ids = [
         torch.tensor([[text[(first * step + place) % len(text)] for place in range(LENGTH)]]) for first in range(count)

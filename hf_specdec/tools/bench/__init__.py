@@ -1,40 +1,40 @@
-"""Measurements that a stranger can rerun: ways to generate, side by side on the same prompts.
+"""A measurement that a stranger can rerun: ways to generate, side by side on the same prompts.
 
-models = [load_model(None, dtype="fp32"), load_model(None, dtype="fp32", widen_to=(768, 12))]
-document = Bench(models, load_prompts(limit=6), BenchSettings(rounds=3), rows=["default"]).run()
-print(markdown(document))
+loaded, settings = load_model(dtype="fp32"), BenchSettings(max_new_tokens=32)
+records = Records(make_header(loaded, settings))
+measure(loaded, load_prompts(limit=6), make_rows(["prompt_lookup", "auto"], loaded), settings, records)
+print(speed_table(records.records))
 """
 
-from hf_specdec.tools.bench.document import write_document
+from hf_specdec.tools.bench.header import make_header
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
-from hf_specdec.tools.bench.page import write_page
-from hf_specdec.tools.bench.plan import BenchSettings
-from hf_specdec.tools.bench.plots import plot_document
+from hf_specdec.tools.bench.page import draw_speeds, write_page
 from hf_specdec.tools.bench.prompts import Prompt, default_prompts, load_prompts
-from hf_specdec.tools.bench.rows import Row, default_rows, named_rows
-from hf_specdec.tools.bench.run import Bench
-from hf_specdec.tools.bench.speeds import Flag, flagged
-from hf_specdec.tools.bench.tables import markdown, read_document
-from hf_specdec.tools.bench.widen import check_widening, widen
+from hf_specdec.tools.bench.records import Records, read_records
+from hf_specdec.tools.bench.rows import Row, base_rows, make_rows
+from hf_specdec.tools.bench.run import BenchSettings, measure
+from hf_specdec.tools.bench.table import speed_table, speeds_by_prompt
+from hf_specdec.tools.bench.widen import check_widening, widen, widen_head
 
 __all__ = [
-    "Bench",
     "BenchSettings",
-    "Flag",
     "LoadedModel",
     "Prompt",
+    "Records",
     "Row",
+    "base_rows",
     "check_widening",
     "default_prompts",
-    "default_rows",
-    "flagged",
+    "draw_speeds",
     "load_model",
     "load_prompts",
-    "markdown",
-    "named_rows",
-    "plot_document",
-    "read_document",
+    "make_header",
+    "make_rows",
+    "measure",
+    "read_records",
+    "speed_table",
+    "speeds_by_prompt",
     "widen",
-    "write_document",
+    "widen_head",
     "write_page",
 ]

@@ -1,9 +1,11 @@
-"""Source of the numbers of a document: hardware, precision, threads, versions, commit."""
+"""Source of the numbers of a measurement: model, settings, hardware, versions, commit."""
 
+import dataclasses
 import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,69 +14,51 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat import attention_implementation
-from hf_specdec.kernels.quantization.weights import num_parameters, parameter_bytes, precision_of
-from hf_specdec.tools.bench.document import FORMAT
+from hf_specdec.kernels.quantization.weights import num_parameters, precision_of
 from hf_specdec.tools.bench.loaded_model import LoadedModel
-from hf_specdec.tools.bench.memory import how_measured
 
 PACKAGE = Path(hf_specdec.__file__).parent
-LIBRARIES = ("torch", "transformers", "accelerate")
+LIBRARIES = ("torch", "transformers")
 
 
-def new_document(kind: str, device: torch.device, **fields: Any) -> dict[str, Any]:
-    """Make a document without tables, in which nothing has been measured.
+def make_header(loaded: LoadedModel, settings: Any) -> dict[str, Any]:
+    """Make the header of a file of records: what a stranger needs to measure again, as JSON values.
 
     Args:
-        fields: `settings`, `models`, and `notes` or records.
+        settings: a dataclass.
     """
-    empty: dict[str, Any] = {"settings": {}, "models": [], "tables": [], "notes": []}
-    return {"format": FORMAT, "kind": kind, "header": header(device), **empty, **fields, "is_complete": False}
-
-
-def header(device: torch.device) -> dict[str, Any]:
-    """Everything a stranger needs to rerun a measurement but the models, as JSON values."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "hardware": _hardware(device),
-        "device": str(device),
+        "model": loaded.name,
+        "num_parameters": num_parameters(loaded.model),
+        "dtype": precision_of(loaded.model),
+        "attention": attention_implementation(loaded.model.config),
+        "device": torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else loaded.device.type,
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            "hf_specdec": hf_specdec.__version__,
-            **{name: metadata.version(name) for name in LIBRARIES},
-        },
+        "settings": dataclasses.asdict(settings),
+        "versions": _versions(),
         "commit": _commit(),
-        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
-def model_facts(loaded: LoadedModel) -> dict[str, Any]:
-    """Facts about one model, as JSON values."""
-    model = loaded.model
-    return {
-        "name": loaded.label,
-        "dtype": precision_of(model),
-        "attention": attention_implementation(model.config),
-        "model": {
-            "name": loaded.name,
-            "architecture": type(model).__name__,
-            "parameters": num_parameters(model),
-            "bytes": parameter_bytes(model),
-            **loaded.facts,
-        },
-        "assistant": loaded.assistant_name,
-        "assistant_dtype": None if loaded.assistant is None else precision_of(loaded.assistant),
-        "peak_memory": how_measured(loaded.device),
-    }
+def describe(header: Mapping[str, Any]) -> list[str]:
+    """Describe a header in lines for people."""
+    settings, versions = header["settings"], header["versions"]
+    size = f"{header['num_parameters'] / 1e6:.1f}M parameters, {header['dtype']}"
+    machine = f"{header['device']}, {header['cpu']}, {header['cores']} cores, {header['threads']} threads"
+    return [
+        f"{header['model']}, {size}; {machine}",
+        ", ".join(f"{name} {value}" for name, value in settings.items()),
+        ", ".join(f"{name} {value}" for name, value in versions.items())
+        + f"; commit {header['commit'] or 'unknown'}; {header['date']}",
+    ]
 
 
-def _hardware(device: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": _cpu_name(), "cores": os.cpu_count(), "platform": platform.platform(terse=True)}
-    if device.type == "cuda":
-        found["accelerator"] = torch.cuda.get_device_name(device)
-    elif device.type != "cpu":
-        found["accelerator"] = device.type
-    return found
+def _versions() -> dict[str, str]:
+    own = {"python": platform.python_version(), "hf_specdec": hf_specdec.__version__}
+    return own | {name: metadata.version(name) for name in LIBRARIES}
 
 
 def _cpu_name() -> str:
@@ -91,8 +75,7 @@ def _commit() -> str | None:
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = _git("status", "--porcelain", "--untracked-files=no", ".")
-    return commit if not changed else f"{commit}+"
+    return f"{commit}+" if _git("status", "--porcelain", "--untracked-files=no", ".") else commit
 
 
 def _git(*words: str) -> str | None:

@@ -4,21 +4,19 @@ Lines of a `.jsonl` file (or `.jsonl.gz`) have the forms of `tools/prompt_lines.
 begin with the file's name; HumanEval's lines, `task_id` and `prompt`, count as code, questions without a task as math.
 
 Any other file is one prompt as it stands, an empty one none. A folder is all the files in it, each read as if it were
-named; its texts count in a task of their sub-folder. Text that nothing can be drafted for is made of random tokens.
-Knows nothing about tokenizers or models.
+named; its texts count in a task of their sub-folder. Of several turns the first is measured.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from hf_specdec.common.files import check_path, json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.config import check_positive
 from hf_specdec.tools.prompt_lines import Message, NotAPromptError, read_line
 
-RANDOM_TOKENS = "random tokens"
 LINES = ".jsonl"  # what files end in whose lines are prompts, packed or not
 
 
@@ -29,38 +27,37 @@ class Prompt:
     Attributes:
         id (`str`): its name, unique within a run.
         task (`str`): the column it counts in.
-        turns (`tuple[str, ...]`): what the user says, one after the other; the model answers each.
+        text (`str`): what the user says, or a text to continue.
         is_chat (`bool`): whether it is put through the tokenizer's chat template, where there is one.
-        num_random_tokens (`int`): where not 0, this many tokens of the model's vocabulary, drawn from `seed`, stand for
-            the text.
-        seed (`int`): of the random tokens.
-        before (`tuple[Mapping, ...]`): messages of a chat before the first turn.
-        batch (`tuple[Prompt, ...]`): where not empty, the prompts whose first turns are decoded together, in place of
-            a text of its own.
+        before (`tuple[Mapping, ...]`): messages of a chat before the text.
     """
 
     id: str
     task: str
-    turns: tuple[str, ...]
+    text: str
     is_chat: bool = False
-    num_random_tokens: int = 0
-    seed: int = 0
-    batch: tuple["Prompt", ...] = ()
     before: tuple[Message, ...] = ()
+
+    def encode(self, tokenizer: Any) -> list[int]:
+        """Token ids of the prompt.
+
+        Raises:
+            ConfigError: the tokenizer leaves nothing of it.
+        """
+        messages = [*self.before, {"role": "user", "content": self.text}]
+        if self.is_chat and getattr(tokenizer, "chat_template", None):
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else:
+            ids = tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+        if not ids:
+            remedy = "Leave this one out: the tokenizer drops it."
+            raise ConfigError("prompts", "must have a token each", self.text[:80], remedy)
+        return list(ids)
 
 
 def default_prompts() -> list[Prompt]:
     """The set that ships with the package: Python code, for the embedded target."""
     return _from_folder(Path(__file__).parent / "default_prompts")
-
-
-def random_prompts(count: int, *, length: int) -> list[Prompt]:
-    """Prompts of `length` random tokens, a task of their own: text in which nothing can be looked up."""
-    check_positive("random_tokens", count, "Usual are 8 prompts.")
-    check_positive("random_tokens", length, "Usual are 64 tokens.")
-    return [
-        Prompt(f"{RANDOM_TOKENS}/{length}/{seed}", RANDOM_TOKENS, ("",), False, length, seed) for seed in range(count)
-    ]
 
 
 def load_prompts(paths: Iterable[str | PathLike[str]] = (), *, limit: int | None = None) -> list[Prompt]:
@@ -94,27 +91,6 @@ def _listed(paths: Iterable[str | PathLike[str]]) -> list[str | PathLike[str]]:
     for path in listed:
         check_path("paths", path, "a list of files and folders")
     return listed
-
-
-def batched(prompts: Sequence[Prompt], sizes: Iterable[int]) -> list[Prompt]:
-    """Batches of the prompts in their order, a task for each size; what fills no batch is left out.
-
-    Size 1 stands for the first turns of the prompts, each in its own task.
-    """
-    found: list[Prompt] = []
-    for size in dict.fromkeys(sizes):
-        check_positive("batch_size", size, "Usual values are 1 to 16.")
-        if size > len(prompts):
-            rule = f"must be at most {len(prompts)}, the number of prompts"
-            raise ConfigError("batch_size", rule, size, "Give more prompts, or a higher --limit.")
-        if size == 1:
-            found += [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
-            continue
-        task = f"{size} rows"
-        for start in range(0, len(prompts) - size + 1, size):
-            rows = tuple(prompts[start : start + size])
-            found.append(Prompt(f"{rows[0].id}, {task}", task, ("",), batch=rows))
-    return found
 
 
 def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
@@ -153,7 +129,7 @@ def _from_folder(folder: Path) -> list[Prompt]:
 
 def _from_text(path: Path, name: str, task: str) -> list[Prompt]:
     text = read_text(path, "prompts")
-    return [Prompt(name, task, (text,))] if text else []
+    return [Prompt(name, task, text)] if text else []
 
 
 def _from_lines(path: Path, name: Path) -> list[Prompt]:
@@ -172,4 +148,4 @@ def _from_line(line: str, path: Path, number: int, stem: str) -> Prompt:
     is_named = read.name is not None and "question_id" not in keys
     name = read.name if is_named else f"{stem}/{read.name or number}"
     usual = "code" if "task_id" in keys else "math" if "question" in keys else "chat" if read.is_chat else "text"
-    return Prompt(str(name), read.task or usual, read.turns, read.is_chat, before=read.before)
+    return Prompt(str(name), read.task or usual, read.turns[0], read.is_chat, read.before)

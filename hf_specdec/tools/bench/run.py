@@ -1,124 +1,171 @@
-"""The measurement: models and rows on every prompt in turn, round after round, kept as a document to be continued.
+"""The measurement: all rows on every prompt in turn, round after round.
 
-A machine's speed drifts, so all models take turns on a prompt, and within a model its rows. Ratios are always between
-rows of one model, which run one after the other. A first round of watched calls warms everything up and looks into each
-row; the timed rounds follow. Models take turns in the same order throughout: the row that begins always comes after
-another model, and which one begins changes.
+A machine's speed drifts, so rows take turns on each prompt, another one beginning each time. In round 0 calls are
+watched and not timed, which warms everything up. Every row has its own memory, empty when a round begins, so
+that no call can draft from an answer to the same prompt.
 """
 
-import dataclasses
-import json
-from collections.abc import Callable, Iterable, Sequence
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import transformers
 
+from hf_specdec.common.transfer import left_padded
+from hf_specdec.compat import max_positions
+from hf_specdec.engine.model_state import using_method_state
+from hf_specdec.errors import ConfigError, first_line
+from hf_specdec.methods.common.config import check_positive, check_temperature
 from hf_specdec.methods.common.entry import MethodState
-from hf_specdec.tools.bench.document import SPEEDS, Save
-from hf_specdec.tools.bench.header import model_facts, new_document
-from hf_specdec.tools.bench.loaded_model import LoadedModel, check_models
-from hf_specdec.tools.bench.model_run import ModelRun
-from hf_specdec.tools.bench.plan import BenchSettings, visits
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.measure import measured_call
 from hf_specdec.tools.bench.prompts import Prompt
-from hf_specdec.tools.bench.rows import DEFAULT, Row, named_rows
-from hf_specdec.tools.bench.speeds import check_against, check_continues, summarize_again
+from hf_specdec.tools.bench.records import Records
+from hf_specdec.tools.bench.rows import Row
 
-Document = dict[str, Any]
+CACHES = ("dynamic", "static")
+MAX_DRAFT = 64  # tokens that transformers' assisted generation may write after the end of a static cache's text
+
 Progress = Callable[[str, int, int], None]
 
 
-class Bench:
-    """One run. `document` holds what has been measured so far, at any time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """Settings of a measurement.
 
     Args:
-        models (`Sequence[LoadedModel]`): the models, all on the same device.
-        prompts (`Sequence[Prompt]`): what is continued.
-        settings (`BenchSettings`): how it is measured.
-        rows (`Iterable[str | Row]`, *optional*): rows apart from the reference, or their names; by default all that a
-            model allows.
-        against (`Sequence[str]`, *optional*): names of rows to compare all others with, besides the reference and
-            transformers' own rows.
-        document (`dict`, *optional*): an earlier document to continue; it must come from the same settings on the same
-            hardware.
-        by_cpu_time (`bool`, *optional*, defaults to `False`): summarise processor time instead of the clock's.
+        max_new_tokens (`int`, *optional*, defaults to `128`): most new tokens of a call.
+        do_sample (`bool`, *optional*, defaults to `False`): whether texts are sampled, each row from the same seed.
+        temperature (`float`, *optional*): of sampled texts; `None` is the model's own.
+        top_p (`float`, *optional*): of sampled texts; `None` is the model's own.
+        top_k (`int`, *optional*): likewise.
+        seed (`int`, *optional*, defaults to `0`): of sampled texts; round r draws from `seed + r`.
+        batch_size (`int`, *optional*, defaults to `1`): prompts that are decoded together.
+        cache (`str`, *optional*, defaults to `"dynamic"`): `"static"` for `cache_implementation="static"`.
+    """
+
+    max_new_tokens: int = 128
+    do_sample: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int = 0
+    batch_size: int = 1
+    cache: str = "dynamic"
+
+    def __post_init__(self) -> None:
+        check_positive("max_new_tokens", self.max_new_tokens, "Usual values are 64 to 512.")
+        check_positive("batch_size", self.batch_size, "Usual values are 1 to 16.")
+        check_temperature("temperature", self.temperature, "Leave do_sample out for greedy texts.")
+        if self.temperature is not None and not self.do_sample:
+            raise ConfigError("temperature", "must come with do_sample", self.temperature, "Add it.")
+        if self.cache not in CACHES:
+            raise ConfigError("cache", f"must be one of {', '.join(CACHES)}", self.cache, "Leave it out for dynamic.")
+
+    def kwargs(self, length: int) -> dict[str, Any]:
+        """Arguments of `generate`, for prompts of at most `length` tokens."""
+        kwargs: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": self.do_sample}
+        chosen = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        kwargs |= {name: value for name, value in chosen.items() if value is not None}
+        if self.cache == "static":
+            kwargs |= {"cache_implementation": "static", "max_cache_len": length + self.max_new_tokens + MAX_DRAFT}
+        return kwargs
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Prompts that are decoded together, with their ids and mask, `(batch_size, length)`."""
+
+    name: str
+    task: str
+    inputs: dict[str, torch.Tensor]
+
+
+def measure(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    rows: Sequence[Row],
+    settings: BenchSettings,
+    records: Records,
+    *,
+    rounds: int = 3,
+    max_seconds: float = math.inf,
+    progress: Progress | None = None,
+    method_state: MethodState | None = None,
+) -> None:
+    """Measure what `records` do not hold yet, and add it to them.
+
+    Args:
+        rounds (`int`, *optional*, defaults to `3`): timed rounds, after the one that is watched.
+        max_seconds (`float`, *optional*): after which no call begins.
+        progress (`Callable`, *optional*): gets a description, the number of records, and that of all.
         method_state (`MethodState`, *optional*): what every row remembers when a round begins; nothing by default.
 
     Raises:
-        ConfigError: `document` is from something else, a row is unknown, or a model lacks what a named row needs.
+        ConfigError: no prompt fits the model's positions.
     """
+    check_positive("rounds", rounds, "Three give a spread.")
+    end, before = time.monotonic() + max_seconds, MethodState() if method_state is None else method_state
+    batches = list(_batches(loaded, prompts, settings))
+    kwargs = settings.kwargs(max(batch.inputs["input_ids"].shape[1] for batch in batches))
+    total = (rounds + 1) * len(batches) * len(rows)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with records:
+            for number in range(rounds + 1):
+                states = {row.name: copy.deepcopy(before) for row in rows}
+                for row, batch in _turns(rows, batches, number):
+                    if records.has(row.name, batch.name, number):
+                        continue
+                    if time.monotonic() > end:
+                        return
+                    if progress is not None:
+                        progress(f"round {number}, {batch.name}", len(records.records), total)
+                    torch.manual_seed(settings.seed + number)
+                    with using_method_state(loaded.model, states[row.name]):
+                        result = _result(loaded, row, batch, kwargs, is_watched=number == 0)
+                    key = {"row": row.name, "task": batch.task, "prompt": batch.name, "round": number}
+                    records.add(key | result)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
-    def __init__(
-        self,
-        models: Sequence[LoadedModel],
-        prompts: Sequence[Prompt],
-        settings: BenchSettings,
-        *,
-        rows: Iterable[str | Row] = (DEFAULT,),
-        against: Sequence[str] = (),
-        by_cpu_time: bool = False,
-        document: Document | None = None,
-        method_state: MethodState | None = None,
-    ) -> None:
-        check_models(models)
-        self.settings, self.prompts = settings, list(prompts)
-        names = list(rows)
-        chosen = [named_rows(names, loaded) for loaded in models]
-        entries = [
-            {
-                **model_facts(loaded),
-                "rows": [row.describe() for row in own],
-                "left_out": left_out,
-                "records": [],
-                "summary": {},
-            }
-            for loaded, (own, left_out) in zip(models, chosen, strict=True)
-        ]
-        check_against(against, [row.name for own, _ in chosen for row in own])
-        fresh = new_document(
-            SPEEDS,
-            models[0].device,
-            settings=json.loads(json.dumps(dataclasses.asdict(settings))),
-            prompts=[{"id": prompt.id, "task": prompt.task} for prompt in prompts],
-            against=list(against),
-            by_cpu_time=by_cpu_time,
-            models=entries,
-        )
-        if document is not None:
-            check_continues(document, fresh)
-            document.update({name: fresh[name] for name in ("settings", "against", "by_cpu_time")})
-        self.document = fresh if document is None else document
-        self.runs = [
-            ModelRun(loaded, own, prompts, settings, entry, method_state)
-            for loaded, (own, _), entry in zip(models, chosen, self.document["models"], strict=True)
-        ]
 
-    def run(self, progress: Progress | None = None, save: Save | None = None) -> Document:
-        """Measure what the document does not hold yet.
+def _turns(rows: Sequence[Row], batches: Sequence[_Batch], number: int) -> Iterator[tuple[Row, _Batch]]:
+    """Each row on each batch, another one first each time."""
+    for place, batch in enumerate(batches):
+        first = (place + number) % len(rows)
+        yield from ((row, batch) for row in [*rows[first:], *rows[:first]])
 
-        Args:
-            progress (`Callable`, *optional*): called before each visit with its description, its number and the number
-                of all.
-            save (`Callable`, *optional*): called with the document after each visit, and at the end or an interrupt
-                if it holds anything.
-        """
-        plan = list(visits(self.settings, self.prompts))
-        per_round = sum(len(prompt.turns) for prompt in self.prompts)
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        self.document["is_complete"] = False
-        try:
-            for run in self.runs:
-                run.warm_up()
-            for number, visit in enumerate(plan):
-                if progress is not None:
-                    progress(str(visit), number, len(plan))
-                measured = [run.measure(visit, number % per_round + visit.round) for run in self.runs]
-                if any(measured) and save is not None:
-                    save(self.document)
-            self.document["is_complete"] = True
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            summarize_again(self.document)
-            if save is not None and any(entry["records"] for entry in self.document["models"]):
-                save(self.document)
-        return self.document
+
+def _result(
+    loaded: LoadedModel, row: Row, batch: _Batch, kwargs: dict[str, Any], *, is_watched: bool
+) -> dict[str, Any]:
+    """Fields of a call; transformers' own rows may refuse a model, a batch or a cache."""
+    try:
+        return measured_call(loaded, row, batch.inputs, kwargs, is_watched=is_watched)
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not row.is_transformers:
+            raise
+        return {"error": first_line(error)}
+
+
+def _batches(loaded: LoadedModel, prompts: Sequence[Prompt], settings: BenchSettings) -> Iterator[_Batch]:
+    """Batches of the prompts that the model has positions for; prompts that fill none are left out."""
+    positions = max_positions(loaded.model.config) or math.inf
+    size, room = settings.batch_size, positions - settings.max_new_tokens
+    encoded = [(prompt, prompt.encode(loaded.tokenizer)) for prompt in prompts]
+    fitting = [(prompt, ids) for prompt, ids in encoded if len(ids) <= room]
+    if len(fitting) < size:
+        rule = f"must hold {size} prompts that leave room for {settings.max_new_tokens} of {positions} positions"
+        raise ConfigError("prompts", rule, [prompt.id for prompt in prompts], "Name more or shorter prompts.")
+    for start in range(0, len(fitting) - size + 1, size):
+        batch = fitting[start : start + size]
+        ids, mask = left_padded([ids for _, ids in batch], loaded.device)
+        first, last = batch[0][0], batch[-1][0]
+        name, task = (first.id, first.task) if size == 1 else (f"{first.id} to {last.id}", f"batches of {size}")
+        yield _Batch(name, task, {"input_ids": ids, "attention_mask": mask})

@@ -21,7 +21,7 @@ from hf_specdec.tools.cli.report import drafts_line, print_json
 from hf_specdec.tools.command_errors import note
 
 QUESTION = "Write a Python function that removes duplicates from a list and keeps their order. Then explain it."
-PROMPTS = tuple(prompt.turns[0] for prompt in default_prompts() if prompt.task == "continue")[:3]
+PROMPTS = tuple(prompt.text for prompt in default_prompts() if prompt.task == "continue")[:3]
 
 
 @dataclass(frozen=True, slots=True)

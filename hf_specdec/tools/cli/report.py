@@ -13,8 +13,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.tools.bench.speeds import NOT_EQUAL
-from hf_specdec.tools.bench.table import Table
 from hf_specdec.tools.command_errors import INTERRUPTED, note, process_rank
 
 PIPE_WIDTH = 240  # outside a terminal, so that no row of a table breaks
@@ -28,17 +26,6 @@ def stdout_console() -> Console:
 def print_json(document: Mapping[str, Any]) -> None:
     """Print the command's one JSON document."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
-
-
-def print_table(table: Table, caption: str | None = None) -> None:
-    """Print a table, its first column on the left; rows that say `NOT EQUAL` are red."""
-    drawn = rich.table.Table(title=table.title or None, title_justify="left", title_style="bold")
-    drawn.caption, drawn.caption_justify = caption, "left"
-    for number, heading in enumerate(table.headings):
-        drawn.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
-    for cells in table.rows:
-        drawn.add_row(*map(escape, cells), style="bold red" if any(NOT_EQUAL in cell for cell in cells) else None)
-    stdout_console().print(drawn)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> None:
