@@ -23,16 +23,16 @@ MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/
 ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
-OWN_FORWARD = "kernels/own_forward.py"
+OWN_FORWARD, REPLACED = "kernels/own_forward.py", "common/replaced.py"
 NORM = "kernels/rms_norm.py"
 TRIAL = "kernels/cpu.py"
 NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
-LENGTHS, ADAPTERS = "call/rules/length.py", "forward/adapters.py"
+LENGTHS = "call/rules/length.py"
 CHECKED = "forward/checked_steps.py"
-NEXT, GROUPED, DECODE = "forward/next_forward.py", "kernels/grouped.py", "call/request.py"
+GROUPED, DECODE = "kernels/grouped.py", "call/request.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/compiled_forward.py",
     "compat/compiling.py",
@@ -71,8 +71,9 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
-    **dict.fromkeys((ROTARY, LENGTHS, ADAPTERS), ("promise/models/test_length_rules.py",)),
+    **dict.fromkeys((ROTARY, LENGTHS), ("promise/models/test_length_rules.py",)),
     OWN_FORWARD: ("kernels/test_few_token.py",),
+    REPLACED: ("forward/test_replaced.py",),
     NORM: ("kernels/test_rms_norm.py",),
     TRIAL: ("kernels/test_trial.py",),
     NORMS: ("kernels/test_rms_norm.py",),
@@ -84,7 +85,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
             "promise/compiled/test_guards.py promise/compiled/test_steps.py",
         ),
     ),
-    NEXT: ("forward/test_next_forward.py",),
     GROUPED: ("kernels/test_grouped.py",),
     DECODE: ("promise/compiled/test_guards.py",),
 }
@@ -148,8 +148,10 @@ MUTANTS = (
     Mutant("torch computes halves where it is faster", LINEAR, "threads and self.dtype != torch.float32", "False"),
     Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
     Mutant("any norm is Llama's", NORMS, "getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name)", "True"),
+    Mutant("a forward of before is lost", REPLACED, 'attributes["forward"] = installed.before', "pass"),
+    Mutant("values outlive their block", REPLACED, "vars(here).update(self._before)", "pass"),
     Mutant("other threads get the kernels too", OWN_FORWARD, "here.depth > 0\n            and type(", "type("),
-    Mutant("a forward counts twice", STEP, "num_forwards += 1", "num_forwards += 2"),
+    Mutant("a forward counts twice", STEP, "num_forwards += 1\n        for", "num_forwards += 2\n        for"),
     Mutant(
         "the streamer gets the first token of a step only",
         LOOP,
@@ -257,11 +259,6 @@ MUTANTS = (
         "a streamer is no one's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"
     ),
     Mutant("a processor of a row is no one's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
-    Mutant("the next forward is begun next to callers' code", NEXT, "self._checked is not None and", ""),
-    Mutant("the next forward is begun though states are read", NEXT, " and not reads_states", ""),
-    Mutant("the next forward is begun before its graph is recorded", NEXT, "and is_recorded", ""),
-    Mutant("a begun forward is taken for any token", NEXT, "!= [(token,) for token in tokens]", "== []"),
-    Mutant("tokens are read of what the next forward writes over", NEXT, "best.clone()", "best"),
     Mutant(
         "a compiled step copies grouped keys",
         GROUPED,
@@ -277,22 +274,16 @@ MUTANTS = (
         "graphs outlive their forwards", COMPILING, "torch._C._dynamo.eval_frame.reset_code, copy.__code__", "id, copy"
     ),
     Mutant("switches of callers' code are not seen", FINGERPRINT, "if type(value) is str else value != 0", "and 0"),
-    Mutant("registered attention is not seen", FINGERPRINT, "if function is not None)", "if function is None)"),
+    Mutant("registered attention is not seen", FINGERPRINT, "if function is not None]", "if function is None]"),
     Mutant("a forward replaced on its class is passed by", LINEAR, "type(module).forward is not forward", "False"),
     Mutant(
         "replaced functions of torch are passed by", MODULES, "is not getattr(torch._C._nn", "is getattr(torch._C._nn"
     ),
-    Mutant(
-        "a layer type's first growth is forgotten",
-        ROTARY,
-        'state.setdefault(f"{layer}_max_seq_len_cached", module.max_seq_len_cached)',
-        "pass",
-    ),
-    Mutant("columns scale a tree's attention", LENGTHS, "facts.call.longest + most_columns >= length", "False"),
+    Mutant("frequencies grow unseen", ROTARY, "GROWING in kind for kind", "False for kind"),
+    Mutant("columns scale a tree's attention", LENGTHS, "facts.call.reaches(length - most_columns)", "False"),
     Mutant(
         "a text that the model forgets is read again", LENGTHS, "facts.structure.of(forgets_text, facts.model)", "False"
     ),
-    Mutant("a tree's columns are looked up as positions", ADAPTERS, "torch.zeros_like(value)", "value"),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
     Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),
     Mutant("layers with a window see as others", DFLASH, "if kind == SLIDING", "if False"),

@@ -1,7 +1,6 @@
 """A decoding method as transformers' `custom_generate`, with what transformers would drop on the way to it."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +10,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.call.request import Request, prompt_length
 from hf_specdec.call.rules.model import OWN_LOOP
+from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.common.stats import CallPlan, SpecStats
-from hf_specdec.common.temporary_hooks import temporary_hooks
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.model_state import state_of
 
@@ -110,16 +109,25 @@ class CustomGenerate:
         if self._request is None or self._request.assistant_model is None:
             yield
             return
-        thread = threading.get_ident()
+        names = (name, getattr(model.get_encoder(), "main_input_name", name))  # a composed model's encoder has its own
 
-        def keep(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == thread:
-                names = (name, getattr(encoder, "main_input_name", name))  # a composed model's encoder has its own
-                read = [*(kwargs.get(own) for own in names), *args[:1]]
-                self._encoder_inputs = next((value for value in read if value is not None), self._encoder_inputs)
+        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs = [*(kwargs.get(name) for name in names), *args[:1]]
+            self._encoder_inputs = next((value for value in inputs if value is not None), self._encoder_inputs)
 
-        with temporary_hooks(before=[(model.get_encoder(), keep)]):
+        with replaced([_Encoder(model.get_encoder())], wraps=True, encoder=keep):
             yield
+
+
+class _Encoder(Replacement):
+    """Shows what an encoder reads."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if here.encoder is not None:
+            here.encoder(args, kwargs)
+        return self.original(*args, **kwargs)
 
 
 class _EndedOnce:

@@ -98,11 +98,6 @@ class Facts:
         return self.chain_reason or self.found.capability.reason
 
     @property
-    def shows_attentions(self) -> bool:
-        """True if the call returns attention weights."""
-        return self._call is not None and bool(self.call.generation_config.output_attentions)
-
-    @property
     def rounding_reason(self) -> str | None:
         """Reason why a token's logits may depend on the others of its forward, by their rounding, or `None`."""
         return self.found.rounding_reason(self.model)

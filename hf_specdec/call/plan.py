@@ -127,8 +127,6 @@ def _rounding_reason(facts: Facts, request: Request, *, is_compiled: bool = Fals
         return "transformers' loop computes by torch's kernels, which are chosen by the number of tokens"
     if is_compiled:
         return "a compiled forward has kernels for each number of tokens"
-    if facts.shows_attentions:
-        return "with output_attentions the model's eager attention computes, which rounds by the number of tokens"
     return facts.rounding_reason
 
 

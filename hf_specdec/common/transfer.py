@@ -34,22 +34,6 @@ def is_staged(device: torch.device) -> bool:
     return device.type in STAGED
 
 
-class PendingRead:
-    """A tensor's values on their way to the host, which waits for them and for nothing that is launched later."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._host = tensor.to(HOST, non_blocking=is_staged(tensor.device))
-        is_cuda = tensor.device.type == "cuda"  # elsewhere the copy has waited for all work before it
-        self._arrival = torch.cuda.current_stream(tensor.device).record_event() if is_cuda else None
-
-    def wait(self) -> Array:
-        """The values."""
-        if self._arrival is not None:
-            self._arrival.synchronize()
-        values: Array = self._host.numpy()
-        return values
-
-
 def upload(tensor: torch.Tensor, device: torch.device, into: torch.Tensor | None = None) -> torch.Tensor:
     """A CPU tensor's values on `device`, where possible without waiting for what was launched there before.
 

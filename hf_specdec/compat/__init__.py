@@ -31,10 +31,8 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.utils import ModelOutput
 
-from hf_specdec.compat.cache_code import code_with_cache, foreign_code
 from hf_specdec.compat.caches import (
     CACHE,
-    CACHE_LENGTHS,
     GIVEN_CACHES,
     STATIC_NAMES,
     VALUES_KEEP_DTYPE,
@@ -54,7 +52,6 @@ from hf_specdec.compat.caches import (
     recorded,
     replaced_attributes,
     sees_images,
-    sliding_windows,
     under_new_name,
 )
 from hf_specdec.compat.compiling import (
@@ -114,7 +111,6 @@ from hf_specdec.compat.models import (
     batch_dim_of_states,
     counts_image_positions,
     counts_padding_out,
-    counts_unpadded,
     finds_invocations,
     generation_model,
     has_virtual_tokens,
@@ -133,12 +129,12 @@ from hf_specdec.compat.models import (
     takes_cache,
     takes_encoder_outputs,
     takes_position_ids,
+    takes_positions,
     text_config,
     uncompiled,
     virtual_tokens_fault,
 )
 from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced, modules_of
-from hf_specdec.compat.peft_hooks import has_row_hooks, places_adapters, without_adapter_hooks
 from hf_specdec.compat.settings import (
     dropped_settings,
     is_assistants_call,

@@ -13,7 +13,6 @@ from transformers import GenerationMixin, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -26,7 +25,6 @@ OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `ge
 _HAS_NEW_NAME = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if _HAS_NEW_NAME else OLD_NAMES[0]  # a cache among the arguments and in the outputs of most models
 CACHE_NAMES = ("cache", "state") if _HAS_NEW_NAME else (*OLD_NAMES, "state")  # under which `generate` keeps it
-CACHE_LENGTHS = frozenset({"cache_length", "past_key_values_length"})  # among the arguments of position modules
 STATIC_NAMES = ("hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
 GIVEN_CACHES = ("cache", *OLD_NAMES) if _HAS_NEW_NAME else OLD_NAMES  # under which callers of `generate` pass it
 
@@ -84,21 +82,6 @@ def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
         return bool(layers)
     cached = getattr(kwargs.get(cache_name(kwargs)), "layers", [])
     return any(place < len(cached) and cached[place].get_seq_length() for place in layers)
-
-
-def sliding_windows(model: PreTrainedModel, cache: Any) -> list[int | None]:
-    """Columns of a forward of one token at most, for each layer of a dynamic cache; empty where none has a window.
-
-    A layer that shares another's keys (Gemma 3n) has the window of its type.
-    """
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    windows = [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
-    if not any(windows):
-        return []
-    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or range(len(layers))
-    own = zip(types, layers, windows, strict=False)
-    of_type = {kind: window for kind, layer, window in own if type(layer) is not DummyLayer}
-    return [of_type.get(kind) for kind, _ in zip(types, layers, strict=False)]
 
 
 def given_cache(kwargs: Mapping[str, Any]) -> Any:

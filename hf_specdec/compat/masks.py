@@ -76,15 +76,12 @@ def masks_for_forward(
     attention_mask: torch.Tensor | None,
     cache: Cache,
     position_ids: torch.Tensor,
-    within: bool = False,
 ) -> Any:
     """Masks that the model's own code makes for `config`: a 4-D mask or a dict with one per kind of layer.
 
-    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own, unless the mask is for
-    layers `within` the model: BLOOM's leaves 4-D masks to the model's forward.
+    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own.
     """
-    own = getattr(model, "create_masks_for_generate", create_masks_for_generate)
-    create = create_masks_for_generate if within else own
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
     return create(
         config=config,
         inputs_embeds=torch.empty((*shape, 0), dtype=model.dtype, device=position_ids.device),
@@ -132,13 +129,6 @@ def names_in_own_methods(cls: Any) -> frozenset[str]:
     """Names that the methods read which a model's file gives to one of its classes, or to those that it extends."""
     files = (base for base in cls.__mro__ if not base.__module__.startswith(("torch.", *NO_MODELS)))
     return frozenset().union(*(_names_in(vars(base).values()) for base in files))
-
-
-@functools.cache
-def methods_called(cls: Any, part: Any) -> dict[str, frozenset[str]]:
-    """Methods of a part's class, but for its forward, that those of `cls` call by their names, and what each reads."""
-    called = names_in_own_methods(cls) & vars(part).keys() - {"__init__", "forward"}
-    return {name: frozenset(_names_in([vars(part)[name]])) for name in called}
 
 
 def _names_in(functions: Iterable[Any]) -> set[str]:

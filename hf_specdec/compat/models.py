@@ -14,6 +14,7 @@ Names                              Why
 """
 
 import copy
+import functools
 import inspect
 from importlib.metadata import version
 from typing import Any
@@ -144,6 +145,17 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
+def takes_positions(model: PreTrainedModel) -> bool:
+    """True if the class's forward has an argument for the positions of the tokens it decodes, and goes by it."""
+    name = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
+    return name in _parameters_of(type(model).forward) and not ignores_positions(model.config)
+
+
+@functools.cache
+def _parameters_of(forward: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
 def takes_cache(model: PreTrainedModel) -> bool:
     """True if a `DynamicCache` of its decoder's layers is all that the model keeps of a text, and counts its tokens."""
     takes_one = not model.config.is_encoder_decoder and CACHE in inspect.signature(type(model).forward).parameters
@@ -222,9 +234,5 @@ def rounds_tokens_together(model: PreTrainedModel) -> bool:
 
 def counts_padding_out(model: PreTrainedModel) -> bool:
     """True if the decoder has such a module of position embeddings: a token of padding in a text counts as none."""
-    return any(map(counts_unpadded, modules_of(innermost_decoder(model) or model)))
-
-
-def counts_unpadded(module: torch.nn.Module) -> bool:
-    """Returns whether a module of position embeddings counts the tokens that are not padding."""
-    return hasattr(module, "create_position_ids_from_input_ids")
+    modules = modules_of(innermost_decoder(model) or model)
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in modules)

@@ -1,17 +1,16 @@
 """Dependence on a text's length: rotary modules, position tables, scales of attention, caches computed anew.
 
 Names                        Why
-`rope_type`, `original_inv_freq`, `max_seq_len_cached`, `attention_scaling`
-                             the state of `dynamic_rope_update`, which works by the last position of a forward
+`rope_type`                  how `dynamic_rope_update` works, by the last position of a forward
 `original_max_position_embeddings`
                              where long-rope changes its frequencies, and where Phi-3 drops its cache
 `mrope_section`              tokens have several positions
-`{layer}_max_seq_len_cached` of a layer type, there from the first growth on
 `floor_scale`, `attn_temperature_tuning`, `use_rope`
                              attention that Llama 4 scales by columns of the cache
 `_buffers`                   tables of positions and masks, found in half the time that torch's own iteration takes
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,33 +27,19 @@ OFFSETS = 8  # rows that a position table may have in front of the first positio
 EVERY_MODULES = vars(torch.nn.Module()).keys()  # attributes
 
 
-def rotary_switches(module: Any) -> dict[str | None, int]:
-    """The length up to which a rotary module has its original frequencies, by layer type; empty where always."""
-    kinds = vars(module).get("rope_type")
-    if not isinstance(kinds, (str, dict)) or not hasattr(module, "original_max_seq_len"):
-        return {}
-    by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
-    return {layer: length for layer, kind in by_layer.items() if (length := _switch(module, layer, kind)) is not None}
+def rotary_modules(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    """The rotary modules of a model; how they compute may change."""
+    return tuple(module for module in modules_of(model) if "rope_type" in vars(module))
 
 
-def rotary_grows(module: Any, layer_type: str | None) -> bool:
-    """Returns whether the frequencies change with every token, not once."""
-    kinds = module.rope_type
-    return GROWING in (kinds[layer_type] if isinstance(kinds, dict) else kinds)
+def rotary_switch(modules: Iterable[Any]) -> int | None:
+    """The length up to which rotary modules have their original frequencies; `None` where always."""
+    return min((length for module in modules for length in _switches(module)), default=None)
 
 
-def rotary_state(module: Any) -> dict[str, Any]:
-    """State of a rotary module after the texts it has read; its tensors are replaced, never written into."""
-    growing = [layer for layer in rotary_switches(module) if rotary_grows(module, layer)]
-    if not growing:
-        return {}
-    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
-    names += [name for name in vars(module) if name.endswith(("max_seq_len_cached", "attention_scaling"))]
-    state = {name: getattr(module, name) for name in names}
-    for layer in growing:
-        if layer is not None:
-            state.setdefault(f"{layer}_max_seq_len_cached", module.max_seq_len_cached)
-    return state
+def grows(module: Any) -> bool:
+    """Returns whether frequencies of a rotary module change with every token beyond a length, not once."""
+    return any(GROWING in kind for kind in _kinds(module).values() if isinstance(kind, str))
 
 
 def has_several_positions(module: Any) -> bool:
@@ -62,16 +47,20 @@ def has_several_positions(module: Any) -> bool:
     return hasattr(module, "mrope_section")
 
 
-def _switch(module: Any, layer: str | None, kind: Any) -> int | None:
-    if not isinstance(kind, str):
-        return None
-    if GROWING in kind:
-        return int(module.original_max_seq_len)
-    if kind == SWITCHING:
-        parameters = module.config.rope_parameters
-        parameters = parameters if layer is None else parameters[layer]
-        return int(parameters["original_max_position_embeddings"])
-    return None
+def _kinds(module: Any) -> dict[str | None, Any]:
+    kinds = vars(module).get("rope_type")
+    return kinds if isinstance(kinds, dict) else {None: kinds}
+
+
+def _switches(module: Any) -> Iterator[int]:
+    """Lengths at which the frequencies of the module's layer types change."""
+    for layer, kind in _kinds(module).items() if hasattr(module, "original_max_seq_len") else ():
+        if isinstance(kind, str) and GROWING in kind:
+            yield int(module.original_max_seq_len)
+        elif kind == SWITCHING:
+            parameters = module.config.rope_parameters
+            parameters = parameters if layer is None else parameters[layer]
+            yield int(parameters["original_max_position_embeddings"])
 
 
 def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int | None:

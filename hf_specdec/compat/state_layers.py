@@ -19,12 +19,14 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.generation import fresh_cache
+from hf_specdec.compat.models import takes_positions
 from hf_specdec.compat.modules import modules_of
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = ACT2FN
 CONVOLUTION = "causal_conv1d_fn"
 DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 MAMBA_2, MAMBA = "mamba2_chunk_scan", "mamba_selective_scan"
+NO_LIMIT = (0.0, float("inf"))  # of a time step
 RECURRENCES = frozenset((*DELTA_RULES, MAMBA_2, MAMBA))
 CACHE_METHODS = frozenset(("update_conv_state", "update_recurrent_state", "get_conv_state", "get_recurrent_state"))
 
@@ -40,6 +42,17 @@ def has_states_alone(model: PreTrainedModel) -> bool:
     layers = getattr(fresh_cache(model).get(CACHE), "layers", [])
     is_alone = bool(layers) and all(type(layer) is LinearAttentionLayer for layer in layers)
     return is_alone and bool(known_state_layers(model))
+
+
+def places_trees(model: PreTrainedModel) -> bool:
+    """Returns whether a tree's tokens get their positions: the forward takes positions, or the model has none."""
+    return takes_positions(model) or has_states_alone(model)
+
+
+def limits_time_steps(model: PreTrainedModel) -> bool:
+    """True if layers of Mamba-2 limit their time steps, which transformers' do in forwards of several tokens alone."""
+    limits = (vars(module).get("time_step_limit", NO_LIMIT) for module in modules_of(model))
+    return any(tuple(limit) != NO_LIMIT for limit in limits)
 
 
 def forgets_states(model: PreTrainedModel) -> bool:

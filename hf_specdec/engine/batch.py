@@ -2,15 +2,16 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.model_runner import ModelRunner
+from hf_specdec.forward.model_runner import MAX_UNCACHED, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
+from hf_specdec.forward.prompt import PromptStart
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
 
 
@@ -38,12 +39,19 @@ class Batch:
     Attributes:
         draft_runner: what drafts with a network, a draft model, a head or first layers; `None` without one, and in
             processes that do not compute with it.
+        rounds_alike (`bool`): as of `PromptStart`.
+        prompt (`PromptStart`): reads the prompts.
     """
 
     sequences: list[SequenceState]
     target: ModelRunner
     limits: Limits
     draft_runner: BaseDraftRunner | None = None
+    rounds_alike: bool = False
+    prompt: PromptStart = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = PromptStart(self.target, rounds_alike=self.rounds_alike)
 
     @property
     def num_live(self) -> int:
@@ -100,19 +108,14 @@ class Batch:
             for sequence in (*reversed(self.sequences), *reversed(left)):
                 stack.callback(sequence.end)
 
-    def read(self, trees: Sequence[DraftTree], *, begins_next: bool = False) -> list[NodeLogits]:
-        """The last forward's logits, with one transfer of what samplers and drafters want of them.
-
-        Args:
-            begins_next: whether the next forward may begin before, where no sequence drafts.
-        """
+    def read(self, trees: Sequence[DraftTree]) -> list[NodeLogits]:
+        """The last forward's logits, with one transfer of what samplers and drafters want of them."""
         counts = [count for sequence in self.sequences if (count := sequence.num_top_logits) is not None]
         for sequence, tree in zip(self.sequences, trees, strict=True):
             sequence.sampler.expect(tree)
         decides = any(not sequence.sampler.needs_rows for sequence in self.sequences)
         wanted = LogitsRead(max(counts, default=None), decides, self._choose_ahead)
-        begins_next = begins_next and all(sequence.can_pipeline_next for sequence in self.sequences)
-        logits = self.target.node_logits(wanted, begins_next=begins_next)
+        logits = self.target.node_logits(wanted)
         for sequence, rows in zip(self.sequences, logits, strict=True):
             sequence.sampler.load(rows)
         return logits
@@ -147,7 +150,8 @@ class Batch:
     def _depth(self, place: int, sequence: SequenceState, room: int) -> int:
         if sequence.stop_check.max_length is not None:
             room = min(room, sequence.stop_check.max_length - len(sequence.text) - 1)
-        return room if room > 0 and self.target.drafts_now(place) else 0
+        catches_up = self.target.rows.num_uncached[place] > MAX_UNCACHED  # a cache that has much to feed again
+        return 0 if catches_up else max(room, 0)
 
     def fits(self, extra: ExtraTokens) -> bool:
         """Returns whether the model has positions and embeddings for all extra tokens."""

@@ -66,6 +66,10 @@ class Call:
         num_read = compat.prompt_length(self.input_ids, self.generation_config, self.model_kwargs)
         return num_read + max(self.max_new_tokens or 0, 0)
 
+    def reaches(self, length: int) -> bool:
+        """Returns whether a text of the call may get as long as `length`, those of earlier turns counted."""
+        return self.max_new_tokens is None or self.longest >= length
+
     @property
     def reads_embeddings(self) -> bool:
         """True if the prompt's forward reads `inputs_embeds`, with or without token ids."""

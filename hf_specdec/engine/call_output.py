@@ -10,23 +10,20 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from hf_specdec import compat
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.loop import SpecLoop
-from hf_specdec.forward.hidden_states import Layers, batch_dim
+from hf_specdec.forward.hidden_states import Layers
 
 Part = TypeVar("Part")
 SHOWN = {
     "scores": "output_scores",
     "logits": "output_logits",
     "hidden_states": "output_hidden_states",
-    "attentions": "output_attentions",
-    "cross_attentions": "output_attentions",
 }
 
 
 def shown_fields(call: Call) -> list[str]:
     """Fields of the call's output that hold something of each token."""
     config = call.generation_config
-    shown = [name for name, asked in SHOWN.items() if config.return_dict_in_generate and getattr(config, asked)]
-    return [name for name in shown if name != "cross_attentions" or call.model.config.is_encoder_decoder]
+    return [name for name, setting in SHOWN.items() if config.return_dict_in_generate and getattr(config, setting)]
 
 
 def call_output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
@@ -41,15 +38,15 @@ def call_output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
         fields["scores"] = _joined([sampler.scores or [] for sampler in samplers], count, torch.cat)
     if "logits" in loop.shows:
         fields["logits"] = _joined([sampler.logits or [] for sampler in samplers], count, torch.cat)
-    for name, of_prompts in loop.of_prompts.items():
-        of_rows = [sequence.shown[name] for sequence in loop.sequences]
-        fields[name] = (of_prompts, *_joined(of_rows, count - 1, functools.partial(_by_layer, call, name)))
+    if "hidden_states" in loop.shows:
+        of_rows = [sequence.shown_states for sequence in loop.sequences]
+        joined = _joined(of_rows, count - 1, functools.partial(_by_layer, call))
+        fields["hidden_states"] = (loop.prompt_states, *joined)
     if not call.model.config.is_encoder_decoder:
         return GenerateDecoderOnlyOutput(**fields)
-    for name in ("hidden_states", "attentions"):
-        if name in loop.shows:
-            fields[f"decoder_{name}"] = fields.pop(name)
-            fields[f"encoder_{name}"] = call.model_kwargs["encoder_outputs"].get(name)
+    if "hidden_states" in fields:
+        fields["decoder_hidden_states"] = fields.pop("hidden_states")
+        fields["encoder_hidden_states"] = call.model_kwargs["encoder_outputs"].get("hidden_states")
     return GenerateEncoderDecoderOutput(**fields)
 
 
@@ -63,9 +60,9 @@ def _joined(rows: list[list[Part]], count: int, join: Callable[[list[Part]], Par
     return tuple([join([row.pop() for row in rows]) for _ in range(count)])
 
 
-def _by_layer(call: Call, field: str, parts: list[Layers]) -> Layers:
-    """One step's parts of all rows, joined layer by layer."""
+def _by_layer(call: Call, parts: list[Layers]) -> Layers:
+    """One step's hidden states of all rows, joined layer by layer."""
     if parts[0] is None:
         return None
-    layers = zip(*cast("list[tuple[Any, ...]]", parts), strict=True)
-    return tuple([None if of[0] is None else torch.cat(of, batch_dim(call.model, field, of[0])) for of in layers])
+    layers = zip(*cast("list[tuple[torch.Tensor, ...]]", parts), strict=True)
+    return tuple([torch.cat(rows, compat.batch_dim_of_states(call.model, rows[0])) for rows in layers])

@@ -14,6 +14,7 @@ from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters
 from hf_specdec.engine.step import StepRunner
+from hf_specdec.forward.prompt import keep_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class ContinuousBatching:
                 for place, sequence in enumerate(self._batch.sequences):
                     if sequence.finished:
                         if sequence in self._keys and sequence.error is None:
-                            self._batch.target.keep_text(self.prefixes, self._keys[sequence], place)
+                            keep_text(self._batch.target, self.prefixes, self._keys[sequence], place)
                         yield self._ended(sequence)
         except GeneratorExit:
             raise
@@ -135,15 +136,15 @@ class ContinuousBatching:
 
     def _read(self, queued: QueuedSequence) -> None:
         """The prompt's forward and the first token; the beginning that another text has in common is copied."""
-        sequence, target = queued.sequence, queued.batch.target
+        sequence, target, prompt = queued.sequence, queued.batch.target, queued.batch.prompt
         sequence.isolates_errors = True
         sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_runner is None
-        reuse = target.reuse()
+        reuse = prompt.reuse()
         weights = state_of(target.model).weights.of(target.model) if reuse.step and self.prefixes.max_bytes else None
         key = queued.prefix_key, weights, reuse.step
         try:
             if reuse.step:
-                sequence.stats.num_cached_tokens = target.start_from(self.prefixes, key, reuse)
+                sequence.stats.num_cached_tokens = prompt.load(self.prefixes, key, reuse)
             self._steps.begin(queued.batch)
         except Exception as error:
             if not self.rank_sync.intact:
@@ -151,7 +152,7 @@ class ContinuousBatching:
             sequence.fail(error)
             return
         if reuse.step and len(sequence.prompt) >= reuse.least:
-            target.keep_text(self.prefixes, key, 0, reuse.step)
+            prompt.keep(self.prefixes, key, reuse.step)
         if reuse.takes_answers:
             self._keys[sequence] = key
 

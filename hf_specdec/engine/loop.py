@@ -10,9 +10,7 @@ from hf_specdec.common.transfer import HOST
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.forward.hidden_states import Layers
-
-OF_FORWARDS = ("hidden_states", "attentions", "cross_attentions")
+from hf_specdec.forward.hidden_states import Layers, part_of_node, states_of
 
 
 class SpecLoop:
@@ -21,18 +19,19 @@ class SpecLoop:
     Args:
         steps: takes the batch one step further.
         streamer: a transformers streamer that has seen the prompt already; for one sequence.
-        shows: fields of the output that hold something of each token: `scores`, `logits` and `OF_FORWARDS`. With any
+        shows: fields of the output that hold something of each token: `scores`, `logits` and `hidden_states`. With any
             of them the rows stay in the batch, and those that end go on with padding, as in plain generation.
 
     Attributes:
         sequences: all of them, those that have left the batch too.
-        of_prompts: the fields of `OF_FORWARDS` that are shown, from the prompts' forward, all rows together.
+        prompt_states: the hidden states that are shown, from the prompts' forward, all rows together.
     """
 
     def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
         self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
         self.rank_sync, self._steps = steps.rank_sync, steps
-        self.of_prompts: dict[str, Layers] = {}
+        self.prompt_states: Layers = None
+        self._keeps_states = False
         if streamer is not None:
             self._show_tokens()
 
@@ -41,8 +40,8 @@ class SpecLoop:
         target = self.batch.target
         try:
             self._steps.begin(self.batch)
-            self.of_prompts = {field: target.shown(field) for field in OF_FORWARDS if field in self.shows}
-            if self.of_prompts:
+            if "hidden_states" in self.shows:
+                self.prompt_states, self._keeps_states = states_of(target.outputs), True
                 self._show_tokens()
             while self.batch.num_live:
                 self._retire()
@@ -72,8 +71,10 @@ class SpecLoop:
 
     def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
         """Keep what is shown of the forward that led to a token after the first, and hand it to the streamer."""
-        for field in self.of_prompts:
-            sequence.shown[field].append(self.batch.target.shown_of(field, sequence.index, node))
+        if self._keeps_states:
+            target, row = self.batch.target, sequence.index
+            column, states = target.rows.layouts[row].column_of(node), states_of(target.outputs)
+            sequence.shown_states.append(part_of_node(target.model, states, row, column))
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token], device=HOST))
 

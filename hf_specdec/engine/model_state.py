@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.cache.weights import WeightsVersion
 from hf_specdec.compat import attention_implementation, load_factor
-from hf_specdec.compat.fingerprint import Fingerprint, hooks_of
+from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.forward.capabilities.findings import Findings
 from hf_specdec.forward.compiled_forward import MODEL_STEP, CompiledForward, StepKind
@@ -76,8 +76,6 @@ class ModelState:
     def compiled_forward(self, model: Any, settings: dict[str, Any], kind: StepKind = MODEL_STEP) -> CompiledForward:
         """Compiled forward of the model as it is now; graphs are not copied with the model.
 
-        After a hook was set or removed it begins anew: a graph holds what hooks did when it was made.
-
         Args:
             model: a model or a draft head.
             kind: of `CompiledForward`.
@@ -86,10 +84,9 @@ class ModelState:
         key = repr(
             (attention, str(model.dtype), sorted(settings.items(), key=str), kind.make.__name__, kind.makes_masks)
         )
-        hooks = hooks_of(model)
         with self.lock:
-            if key not in self.compiled or self.compiled[key].hooks != hooks:
-                self.compiled[key] = CompiledForward(model, settings, kind, hooks)
+            if key not in self.compiled:
+                self.compiled[key] = CompiledForward(model, settings, kind)
             return self.compiled[key]
 
     def facts_of(self, now: Fingerprint) -> ModelFacts:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +43,7 @@ class SequenceState:
         finished (`bool`): whether its text has ended; padding may follow in `text`.
         length (`int`): tokens of the text without that padding.
         padding (`list[int]`): what follows its text in this step, after its end.
-        shown: hidden states and attention of each token after the first, padding among them, by the output's field.
+        shown_states: hidden states of each token after the first that are shown, padding among them.
         stats (`SpecStats`): its counters, or those of the whole call.
         rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
@@ -79,7 +78,7 @@ class SequenceState:
         self.error: Exception | None = None
         self.padding: list[int] = []
         self._run: list[int] = []  # forced tokens of this step that the drafter has learned of before they are verified
-        self.shown: defaultdict[str, list[Layers]] = defaultdict(list)
+        self.shown_states: list[Layers] = []
         self.stats = stats
         self.length = len(text)
         self.rank_sync = rank_sync
@@ -94,15 +93,6 @@ class SequenceState:
         """Tokens that the text may still get; 0 where nothing bounds it."""
         most = self.stop_check.max_length
         return 0 if most is None else most - len(self.text)
-
-    @property
-    def can_pipeline_next(self) -> bool:
-        """True if it gets its best token next and another after it, unless that one ends the text; nothing is drafted.
-
-        Asked of a step whose token is not chosen yet.
-        """
-        drafter, is_best = self.drafter, not (self.finished or self.sampler.needs_rows)
-        return is_best and drafter.never_drafts and not drafter.needs_logits and self.tokens_left != 1
 
     @property
     def num_top_logits(self) -> int | None:

@@ -28,8 +28,6 @@ NEAR_IN_HALVES = 0.1
 class SharedStepRunner(StepRunner):
     """Steps whose forwards are collectives, and whose trees are the first process's."""
 
-    pipelines = False
-
     def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
         return self.rank_sync.trees(lambda: self._propose(batch, *how), batch.draft_runner)
 

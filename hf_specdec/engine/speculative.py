@@ -100,7 +100,8 @@ def _run(loop: SpecLoop, stats: SpecStats) -> None:
     """Decode to the end; count what was compiled, and say once what could not be."""
     compiled_before = loop.batch.compile_seconds
     loop.run()
-    if (note := loop.batch.target.inputs_note) is not None:
+    inputs = loop.batch.target.foreign_inputs if stats.num_forwards else None
+    if inputs is not None and (note := inputs.note) is not None:
         stats.plain_reason = note
         model = loop.batch.target.model
         state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {note}")
@@ -183,11 +184,11 @@ def queued_sequence_of(
         keep_cache=False,
         hidden_layers=_read_layers(draft_runner),
         facts=call.facts,
-        rounds_alike=plan.rounding_reason is None,
     )
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
-    batch = Batch([sequence], target, _limits(call, plan.budget), used_by(rank_sync, draft_runner))
+    rounds_alike = plan.rounding_reason is None
+    batch = Batch([sequence], target, _limits(call, plan.budget), used_by(rank_sync, draft_runner), rounds_alike)
     return QueuedSequence(
         batch, longest, (call.now, prefix_key), None if draft_runner is None else draft_runner.network
     )

@@ -13,11 +13,11 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat.fingerprint import is_library_code
+from hf_specdec.compat.fingerprint import hooks_of, is_library_code
+from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import compiled_beside, state_of
-from hf_specdec.forward.adapters import takes_positions
 from hf_specdec.forward.compiled_forward import (
     DRAFT_STEP,
     MODEL_STEP,
@@ -26,7 +26,6 @@ from hf_specdec.forward.compiled_forward import (
     StepKind,
 )
 from hf_specdec.forward.model_runner import MAX_UNCACHED
-from hf_specdec.forward.rotary import rotary_of
 from hf_specdec.methods.common.draft_head import DraftHead
 
 HIDDEN_LENGTH = "its rotary frequencies follow the text's length, which a compiled forward hides"
@@ -41,7 +40,7 @@ def reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str
     """Reason not to put buffers of fixed shape in the place of a static cache; `None` where they can be."""
     if tier != "tree":
         return "over a static cache only models of the tree tier are driven"
-    if model.config.is_encoder_decoder or not takes_positions(model):
+    if model.config.is_encoder_decoder or not compat.takes_positions(model):
         return "over a static cache only decoders that take position_ids are driven"
     known = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
     strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in known]
@@ -105,11 +104,11 @@ def compile_settings(call: Call) -> dict[str, Any] | None:
     return _settings(call, call.model, call.model_kwargs)
 
 
-def reason_against_compiling(model: PreTrainedModel) -> str | None:
+def reason_against_compiling(model: torch.nn.Module) -> str | None:
     """Reason not to compile a model's forwards; `None` where they can be compiled."""
-    if compat.has_row_hooks(model):
-        return "PEFT's adapter_names and task_ids are hooks of one call, which a compiled forward would keep"
-    return None if rotary_of(model) is None else HIDDEN_LENGTH
+    if rotary_switch(rotary_modules(model)) is not None:
+        return HIDDEN_LENGTH
+    return "a graph would hold what its hooks did when it was made" if hooks_of(model) else None
 
 
 def compiled_target(call: Call) -> CompiledForward:
@@ -184,9 +183,7 @@ def reason_against_head(call: Call, head: DraftHead) -> str | None:
     """Reason not to compile a head next to a compiled target; `None` where it can be."""
     if not rank_sync_of(call.model).is_alone:
         return "its output head may be shared between processes"
-    if rotary_of(head) is not None:
-        return HIDDEN_LENGTH
-    return None
+    return reason_against_compiling(head)
 
 
 def _settings(call: Call, model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

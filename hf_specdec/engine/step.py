@@ -46,10 +46,7 @@ class StepRunner:
 
     Attributes:
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
-        pipelines (`bool`): whether a forward may begin before the host has read the token that it computes.
     """
-
-    pipelines = True
 
     def __init__(
         self,
@@ -80,7 +77,7 @@ class StepRunner:
             self.budget.has_read(sum(len(sequence.text) for sequence in batch.sequences), chosen - start)
         for place, sequence in enumerate(batch.sequences):
             of_prompt = of_prompts[place] if of_prompts else None
-            outputs = NodeOutputs(logits[place], batch.target.prompt_states(place), of_prompt)
+            outputs = NodeOutputs(logits[place], batch.target.states_read(place), of_prompt)
             if batch.draft_runner is not None:
                 batch.draft_runner.read(place, outputs.hidden_states)
             if self.rank_sync.is_leader:
@@ -133,8 +130,8 @@ class StepRunner:
             record()
 
     def _prefill(self, batch: Batch) -> list[TopTokens | None]:
-        asked = [sequence.asked_of_prompt for sequence in batch.sequences]
-        return batch.target.prefill(asked if any(tokens for tokens, _ in asked) else ())
+        wanted = [sequence.asked_of_prompt for sequence in batch.sequences]
+        return batch.prompt.read(wanted if any(tokens for tokens, _ in wanted) else ())
 
     def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
         return self._propose(batch, *how)
@@ -183,7 +180,7 @@ class StepRunner:
         """
         batch.target.forward(trees)
         self.finish()
-        logits = batch.read(trees, begins_next=self.pipelines)
+        logits = batch.read(trees)
         num_repeats = int(any(rows.is_spoiled for rows in logits))
         if num_repeats:
             batch.target.forget()
@@ -191,7 +188,7 @@ class StepRunner:
             batch.target.forward(trees)
             self.stats.num_forwards += num_repeats
             logits = batch.read(trees)
-        outputs = [NodeOutputs(rows, batch.target.node_states(place)) for place, rows in enumerate(logits)]
+        outputs = [NodeOutputs(rows, batch.target.states_read(place)) for place, rows in enumerate(logits)]
         return trees, outputs, num_repeats > 0
 
     def _verify(self, batch: Batch, trees: Sequence[DraftTree]) -> list[VerifyResult]:

@@ -1,13 +1,12 @@
 """A network's forwards over a static cache, compiled once for all widths, with what is read of their logits inside.
 
-What cannot be compiled runs as it is written, and the reason is kept; what a hook raises is shown. Knows nothing of
-trees or texts.
+What cannot be compiled runs as it is written, and the reason is kept. Knows nothing of trees or texts.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat.hook_errors import raised_in_hook
 from hf_specdec.forward.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
 from hf_specdec.forward.graph_masks import TREE, TREE_DIMS, with_masks
 
@@ -88,7 +86,6 @@ class CompiledForward:
         model: a module with a `device`.
         settings: keyword arguments of `torch.compile`.
         kind: what is compiled; by default the model's output with the best token of each column.
-        hooks: those that the model has, to be compared.
 
     Attributes:
         shapes: `(batch, width, columns)` of what has run, and what else graphs are made for, with the number of runs as
@@ -103,10 +100,8 @@ class CompiledForward:
         model: torch.nn.Module,
         settings: Mapping[str, Any],
         kind: StepKind = MODEL_STEP,
-        hooks: Hashable = (),
     ) -> None:
         self.model: Any = model
-        self.hooks = hooks
         self.settings, self._kind = dict(settings), kind
         self.shapes: dict[tuple[int, ...], int] = {}
         self.num_graphs, self.seconds = 0, 0.0
@@ -154,9 +149,6 @@ class CompiledForward:
                 self._kind.mark(inputs)
             found = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
-            if raised_in_hook(error, self.model):  # it may not raise again
-                self._steps.pop(self._function_of(shape), None)  # which torch may have given up
-                raise
             if compat.forbids_compiling():
                 raise
             found = self.as_written(inputs)

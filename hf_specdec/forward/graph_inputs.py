@@ -45,14 +45,11 @@ class GraphInputs:
         self._seen: torch.Tensor | None = None  # `padding` over all columns
         self._made: dict[tuple[int, int], KeptArguments] = {}  # by width and columns of the buffers
 
-    def of(
-        self, layouts: Sequence[TreeLayout], positions: Array, rows: TreeRows, ids: torch.Tensor | None
-    ) -> dict[str, Any]:
+    def of(self, layouts: Sequence[TreeLayout], positions: Array, rows: TreeRows) -> dict[str, Any]:
         """Arguments for a forward of the rows' columns, the same dictionary for each forward of a width.
 
         Args:
             positions: `(..., batch, Q)`.
-            ids: `(batch, Q)` where those of `layouts` are not known yet.
         """
         cache, width = self._cache, len(layouts[0])
         arrays = [np.array([layout.new_tokens for layout in layouts]), positions, cache.next_columns(width)]
@@ -62,9 +59,7 @@ class GraphInputs:
         key = width, cache.capacity
         if key not in self._made or not self._keeps:
             self._made[key] = self._arguments(sent, width, len(layouts))
-        found = self._made[key]
-        given = {} if ids is None else {self._names[0]: ids}
-        return found if self._keeps and not given else {**found, **given}
+        return self._made[key] if self._keeps else dict(self._made[key])
 
     def _arguments(self, sent: Sequence[torch.Tensor], width: int, batch: int) -> KeptArguments:
         num_keys, (ids, positions, mask) = self._cache.capacity, self._names

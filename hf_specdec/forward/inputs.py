@@ -22,7 +22,6 @@ from hf_specdec.common.transfer import HOST, Sender, to_device
 from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.adapters import TreeAdapter, TreePositions, takes_positions
 from hf_specdec.forward.forward_arguments import (
     SHORTENED_LOGITS,
     rows_of,
@@ -49,17 +48,8 @@ class StepInputs:
         model_kwargs: as `generate` keeps them after the prompt's forward, the root's position and mask included.
         texts: one a row.
         num_cached (`int`): how many tokens of each text are in the cache.
-        adapter: what makes trees of a model that counts positions by itself.
-        follows_length: whether `lengths` is wanted.
         reuses_tensors: whether the next arguments may be written over the last ones, which no one keeps.
         makes_masks: whether the forward makes masks of what `TREE` has, as `graph_masks` says.
-
-    Attributes:
-        lengths: `(batch, new columns)`: of the longest row's text at the step of plain generation that would compute
-            each column of the last arguments.
-        first_position (`int`): position of the first token of the longest row.
-        shortest (`int`): what `lengths` are at least: the text's length when its cache was computed anew.
-        tree: where the columns of the last arguments stand, if the adapter has to know.
     """
 
     def __init__(
@@ -68,9 +58,7 @@ class StepInputs:
         model_kwargs: dict[str, Any],
         texts: Sequence[TokenBuffer],
         num_cached: int,
-        adapter: TreeAdapter | None = None,
         *,
-        follows_length: bool = False,
         reuses_tensors: bool = False,
         makes_masks: bool = False,
     ) -> None:
@@ -83,10 +71,8 @@ class StepInputs:
         self.cache = model_kwargs[self.cache_name]
         self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
         self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
-        self.attends = takes_positions(model) or not has_states_alone(model)
+        self.attends = compat.takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
-        self.adapter = adapter
-        self.tree: TreePositions | None = None
         self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
@@ -109,24 +95,19 @@ class StepInputs:
             self.own = OwnInputs(model, model_kwargs, texts[0], num_cached, self.mask_key, self.positions_key)
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
-        asks = adapter is not None or self.asks_model or self.base is None or follows_length
-        self._makes_masks = makes_masks and self.is_fixed and self.attends and not asks
+        is_placed = self.base is not None and not self.asks_model
+        self._makes_masks = makes_masks and self.is_fixed and self.attends and is_placed
         self._keeps_positions = positions is None and compat.counts_image_positions(model)
-        self.follows_length, self.shortest = follows_length, 0
-        self.lengths: torch.Tensor | None = None
-        self.first_position = 0 if self.base is None or not follows_length else int(self.base.max())
         self._first_positions: Array | None = None  # `base` on the host
         self._mask: torch.Tensor | None = None
         self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
         self._knows_padding = False
         self._graph_inputs: GraphInputs | None = None
 
-    def over(
-        self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks, adapter: TreeAdapter | None
-    ) -> "StepInputs":
+    def over(self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks) -> "StepInputs":
         """The same for another model over another cache that holds the same texts, until the next commit."""
         own = copy.copy(self)
-        own.model, own.cache, own.attention_cache, own.masks, own.adapter = model, cache, cache, masks, adapter
+        own.model, own.cache, own.attention_cache, own.masks = model, cache, cache, masks
         own._makes_masks = False  # noqa: SLF001 a copy of its own
         own.template = {**self.template, self.cache_argument: cache}
         own.kwargs = {**self.kwargs, self.cache_name: cache}
@@ -139,7 +120,6 @@ class StepInputs:
         self,
         layouts: Sequence[TreeLayout],
         num_cached: Sequence[int],
-        ids: torch.Tensor | None = None,
         packed: PackedRows | None = None,
     ) -> dict[str, Any]:
         """Arguments for a forward of the rows' new columns.
@@ -147,49 +127,41 @@ class StepInputs:
         Args:
             layouts: what each row has written since its last commit, and what it writes now; all equally wide.
             num_cached: how many tokens of each row's text are in the cache.
-            ids: `(batch, new columns)` where those of `layouts` are not known yet; of models that are not asked.
             packed: the rows without their padding, as ids and positions are to be; where `takes_packed_rows`.
         """
         first, total = layouts[0].first_new, len(layouts[0])
         ahead = [count - self.start for count in num_cached]
         if self._makes_masks and not first:
-            tree, self.tree = self._rows_of(layouts), None
+            tree = self._rows_of(layouts)
             graph_inputs = self._graph_inputs or self._new_graph_inputs(tree, self._mask_of(max(ahead) + total))
             if graph_inputs is not None:
-                return graph_inputs.of(layouts, self._positions_of(layouts, num_cached, False), tree, ids)
+                return graph_inputs.of(layouts, self._positions_of(layouts, num_cached, False), tree)
         if isinstance(self.cache, StaticSpecCache):
             self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
         in_sequence = is_even and all(row.is_chain for row in layouts)
         if self.own is not None and total == 1:
-            self.tree = None
-            if self.follows_length:
-                self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
             return without_prompts(self.own.at(num_cached[0]))
         inputs = dict(self.template)
-        if self.follows_length:
-            self.lengths = self._lengths_of(layouts, num_cached, in_sequence)
         if self.asks_model and (ahead[0] or total > 1):
             inputs = self._asked(layouts, num_cached[0])
         inputs = without_prompts(inputs)
-        skips_padding = self.adapter is not None and self.adapter.skips_padding and total - first > 1
-        rows = self._rows_of(layouts) if self.attends and (skips_padding or not in_sequence) else None
+        rows = self._rows_of(layouts) if self.attends and not in_sequence else None
         keys, arrays = [self.ids_key], [np.array([row.new_tokens for row in layouts])]
         if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
-        of_mask, dtypes = ([], []) if rows is None or in_sequence else self.masks.arrays(rows)
+        of_mask, dtypes = ([], []) if rows is None else self.masks.arrays(rows)
         found = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
         inputs.update(zip(keys, found, strict=False))
-        if ids is not None:  # the other arguments stay where they are in the block that was sent
-            inputs[self.ids_key] = ids
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
-        self.tree = None
         if rows is not None:
-            built = None if in_sequence else self._mask_within(inputs, rows, mask, found[len(keys) :])
-            self._place_tree(inputs, layouts, rows, built)
+            padding, sent = self._prompt_padding(), found[len(keys) :]
+            inputs[self.mask_key] = self.masks.build(rows, self.attention_cache, mask, padding=padding, sent=sent)
+            if self.base is None:
+                inputs[self.positions_key] = self._tree_positions(rows)
         if packed is not None:
             inputs |= {key: packed.pack(inputs[key]) for key in (self.ids_key, self.positions_key)}  # (1, N)
         return with_token_types(inputs, total - first)
@@ -198,8 +170,8 @@ class StepInputs:
     def takes_packed_rows(self) -> bool:
         """Returns whether the forward takes nothing of each row but its ids, its positions and a mask."""
         known = {self.ids_key, self.positions_key, self.mask_key, *SHORTENED_LOGITS, *compat.OF_PROMPTS}
-        has_positions = takes_positions(self.model) and (self.base is None or self.base.ndim == 2)
-        others = self.asks_model or self.adapter or self.is_fixed or self.model.config.is_encoder_decoder
+        has_positions = compat.takes_positions(self.model) and (self.base is None or self.base.ndim == 2)
+        others = self.asks_model or self.is_fixed or self.model.config.is_encoder_decoder
         return tensors_of(self.template).keys() <= known and has_positions and not others
 
     def _rows_of(self, layouts: Sequence[TreeLayout]) -> TreeRows:
@@ -221,32 +193,13 @@ class StepInputs:
         self._graph_inputs = GraphInputs(self.cache, self.template, names, rules, padding, reuses_tensors=reuses)
         return self._graph_inputs
 
-    def _mask_within(
-        self, inputs: dict[str, Any], rows: TreeRows, mask: torch.Tensor | None, sent: Sequence[torch.Tensor]
-    ) -> Any:
-        """The tree's mask, which the model gets unless the adapter has to place it."""
-        within = self.adapter is not None and self.adapter.places_mask
-        padding = self._prompt_padding()
-        built = self.masks.build(rows, self.attention_cache, mask, padding=padding, within=within, sent=sent)
-        if not within:
-            inputs[self.mask_key] = built
-        return built
-
-    def _place_tree(self, inputs: dict[str, Any], layouts: Sequence[TreeLayout], rows: TreeRows, built: Any) -> None:
-        """The tree's positions, as far as the model takes them; the adapter gets what it does not take."""
-        if self.adapter is None and self.base is not None:
-            return
-        starts = rows.host_starts.tolist()
-        positions = [start + depth for row, start in zip(layouts, starts, strict=True) for depth in row.new_depths]
-        tree = TreePositions(rows, min(positions), max(positions) + 1, built)
-        if self.adapter is not None:
-            self.tree = tree
-        elif self._keeps_positions:
+    def _tree_positions(self, rows: TreeRows) -> torch.Tensor:
+        """`(batch, Q)`: the columns' positions, for a forward that the model's preparation hands none."""
+        if self._keeps_positions:
             raise UnsupportedModelError("its forward counts an image's positions itself, in the order of the columns")
-        elif takes_positions(self.model):
-            inputs[self.positions_key] = tree.queries
-        else:
+        if not compat.takes_positions(self.model):
             raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
+        return rows.starts[:, None] + rows.depths[:, -rows.shape[1] :]
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
@@ -282,18 +235,6 @@ class StepInputs:
         others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
         if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
             raise UnsupportedModelError("its forward takes more of each row than ids and positions")
-
-    def _lengths_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> torch.Tensor:
-        """`(batch, Q)`: the text's length at the step of each new column, by the longest row's positions."""
-        first = self.first_position + 1
-        depths = [range(row.first_new, len(row)) if in_sequence else row.new_depths for row in layouts]
-        return torch.tensor(
-            [
-                [max(count + depth + first, self.shortest) for depth in row]
-                for row, count in zip(depths, num_cached, strict=True)
-            ],
-            device=HOST,
-        )
 
     def _positions_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:
         """The first column's position plus each new column's depth; `(..., Q)` with the model's own leading ones."""

@@ -15,28 +15,29 @@ from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.attention import asks_for_attention
 from hf_specdec.compat.fingerprint import hooks_of
-from hf_specdec.compat.rotary import cache_drop_length
-from hf_specdec.forward.adapters import adapter_of, places_trees, works_by_hooks
+from hf_specdec.compat.state_layers import places_trees
+from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.checked_steps import checked_steps
 from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
 from hf_specdec.forward.forward_arguments import rows_of
+from hf_specdec.forward.hidden_states import checked_states, states_of
 from hf_specdec.forward.inputs import StepInputs
 from hf_specdec.forward.model_facts import ModelFacts
-from hf_specdec.forward.prompt import PromptForward
-from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.forward.own_inputs import OwnInputs
 from hf_specdec.forward.state_layers import StateRecorder
-from hf_specdec.forward.time_steps import TimeStepLimits
+from hf_specdec.forward.text_rows import TextRows
 from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.cpu_kernels import CpuKernels
+from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits, read_rows
 
 Tier = Literal["tree", "chain", "plain"]
 RESERVE = 1024  # cache columns allocated at once after the prompt, at most
 MAX_UNCACHED = 8  # tokens that a row may have to compute again and still draft
+OF_TOKENS = ("attention_mask", "position_ids")  # arguments with a value for each token of a prompt
 MAX_DRAFT = 64  # columns that the last step may write beyond the text's end without growing the cache
 
 
-class ModelRunner(PromptForward):
+class ModelRunner:
     """One call's model.
 
     Args:
@@ -48,11 +49,13 @@ class ModelRunner(PromptForward):
         hidden_layers: whose hidden states are kept of every forward; k is `hidden_states[k]` in transformers' numbers.
         fixed: the shapes of all forwards after the prompt, where that cache is a static one.
         compiled: runs these forwards; `None` runs them as they are written.
-        facts, rounds_alike: what is known of the model's structure, and of `PromptForward`.
+        facts: of the model's structure.
 
     Attributes:
         outputs: the model's output of the last forward.
         end_drafts: ends a round of drafts that the model's first layers make over its cache, where they do.
+        kernels (`CpuKernels`): of its forwards on a CPU.
+        rows (`TextRows`): the texts of the rows that are left, and their columns.
         lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
@@ -73,16 +76,14 @@ class ModelRunner(PromptForward):
         fixed: FixedShapes | None = None,
         compiled: CompiledForward | None = None,
         facts: ModelFacts | None = None,
-        rounds_alike: bool = False,
     ) -> None:
-        facts, self.rounds_alike = facts or ModelFacts(), rounds_alike
+        facts = facts or ModelFacts()
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
-        self.texts, self.keep_cache, self.hidden_layers = list(texts), keep_cache, tuple(hidden_layers)
+        self.rows, self.keep_cache, self.hidden_layers = TextRows(texts), keep_cache, tuple(hidden_layers)
         length = input_ids.shape[1]
         reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
-        self.adapter = facts.of(adapter_of, model) if works_by_hooks(model) and tier == "tree" else None
-        if self.adapter is None and not facts.of(places_trees, model):
-            tier = "chain"  # compiled since it was probed
+        if not facts.of(places_trees, model):
+            tier = "chain"
         self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
         original, left_out = compat.decoding_cache(model, model_kwargs), compat.attends_to_images(model.config)
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
@@ -92,9 +93,9 @@ class ModelRunner(PromptForward):
             original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out, records=records
         )
         self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
-        self._checked, self._best = None if self.adapter else checked_steps(fixed), None
-        self.rotary, self._drop_length = rotary_of(model, facts), facts.of(cache_drop_length, model)
-        self._limits, self._kernels = TimeStepLimits(model, facts), CpuKernels(model, is_compiled=compiled is not None)
+        self._checked = checked_steps(fixed)
+        self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
+        self.kernels = CpuKernels(model, is_compiled=compiled is not None)
         self._is_foreign = compat.has_foreign_inputs(model)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
@@ -104,10 +105,8 @@ class ModelRunner(PromptForward):
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
         self.end_drafts: Callable[[], None] | None = None
-        self._num_cached = [len(text) for text in self.texts]  # tokens of each text in the cache once the prompt is
         self._num_read = 0  # tokens of the shortest text that plain generation would have read by the last commit
-        self._layouts: list[TreeLayout] = []
-        self._rows: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
+        self._places: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
         self._half_done, self._ahead = False, 0
         self._packed: PackedRows | None = None  # of the last forward
@@ -115,99 +114,131 @@ class ModelRunner(PromptForward):
     @property
     def position(self) -> int:
         """Position of the longest row's next root, or a little more where the prompt is padded."""
-        return self._cached + self._ahead + max(map(self._num_uncached, range(len(self.texts))), default=0)
+        return self._cached + self._ahead + max(self.rows.num_uncached, default=0)
+
+    @property
+    def foreign_inputs(self) -> OwnInputs | None:
+        """Inputs of code from outside of transformers, of one row after the prompt; `None` elsewhere."""
+        return self.step_inputs().own if self._is_foreign else None
 
     @property
     def draft_room(self) -> int | None:
-        """Number of tokens that may be drafted before the model changes its inputs or its cache; `None` for any."""
-        if self._is_foreign and (inputs := self.step_inputs()).own is not None:
-            return max(inputs.own.room(max(map(len, self.texts)) - 1), 0)
-        if self._drop_length is None or self._cached > self._drop_length:
-            return None
-        room = self._drop_length - max(map(len, self.texts))
-        return None if room < 0 and self.drops_cache_next() else max(room, 0)
+        """Number of tokens that may be drafted before such code changes the inputs; `None` for any."""
+        inputs = self.foreign_inputs
+        return None if inputs is None else max(inputs.room(max(map(len, self.texts)) - 1), 0)
 
     @property
     def supports_row_removal(self) -> bool:
         """Returns whether `select` works."""
-        return self.cache.supports_row_removal and not (self.keep_cache or compat.has_row_hooks(self.model))
+        return self.cache.supports_row_removal and not self.keep_cache
 
     @functools.cached_property
     def takes_packed_rows(self) -> bool:
         """True if a forward of rows of different widths computes no padding: asked after the prompt's."""
         shown = any(self.kwargs.get(name) for name in ("output_hidden_states", "output_attentions"))
-        is_plain = not (shown or self.hidden_layers or self.lockstep or self._recorder.layers or self.rotary)
+        is_plain = not (shown or self.hidden_layers or self.lockstep or self._recorder.layers)
         is_compiled = self.compiled is not None or compat.is_compiled(self.model)
-        is_seen = is_compiled or bool(hooks_of(self.model)) or compat.has_row_hooks(self.model)
-        asks = self._kernels.takes_packed_rows and asks_for_attention(self.model)
+        is_seen = is_compiled or bool(hooks_of(self.model))
+        asks = self.kernels.takes_packed_rows and asks_for_attention(self.model)
         return self.tier == "tree" and is_plain and asks and not is_seen and self.step_inputs().takes_packed_rows
+
+    @property
+    def texts(self) -> list[TokenBuffer]:
+        """Texts of the rows that are left."""
+        return self.rows.texts
+
+    def prefill(self, num_tokens: int | None = None) -> None:
+        """The prompt's forward by transformers' rules; `outputs.logits[:, -1]` decides the first tokens.
+
+        Args:
+            num_tokens: of the prompt, where the rest is fed; 0 where the cache has a beginning already.
+        """
+        self._half_done = True
+        if num_tokens != 0:
+            ids, kwargs = self.input_ids[:, :num_tokens], self.kwargs
+            if num_tokens:
+                cut = {name: kwargs[name][..., :num_tokens] for name in OF_TOKENS if kwargs.get(name) is not None}
+                kwargs = {**kwargs, **cut}
+            with self.kernels.of_prompts:
+                self.outputs = compat.prefill(self.model, ids, self.generation_config, kwargs)
+        outputs = self.outputs or {compat.cache_name(self.kwargs): self.cache.model_cache}
+        self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
+        self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
+        if self.cache.model_cache is None:
+            raise UnsupportedModelError("it keeps no `Cache` of transformers")
+        self._half_done = False
+        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
+        self.kwargs.pop("logits_to_keep", None)
+        self.count_positions()
+
+    def count_positions(self) -> None:
+        """Once the prompt is read: a caller may count from elsewhere than 0."""
+        if (positions := self.kwargs.get("position_ids")) is not None:
+            self._ahead = max(int(positions[..., -1].max()) - self._cached, 0)
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
-        known = [0] * len(self.texts)
+        known = [0] * len(self.rows)
         if self.end_drafts is not None:
             self.end_drafts()
-        if not self._adopts_next(trees):
-            if not self._layouts and self.drops_cache_next():
-                self._drop_cache()
-            if self._layouts and self.tier == "chain" and len(self.texts) > 1:
-                trees, known = self._rewind(trees)
-            if not self._layouts:
-                self._begin_columns(trees)
-            self._compute(trees)
-        places = [layout.new_rows for layout in self._layouts]
+        if self.rows.layouts and self.tier == "chain" and len(self.rows) > 1:
+            trees, known = self._rewind(trees)
+        if not self.rows.layouts:
+            common = 0 if len(self.rows) == 1 or self.cache.keeps_beginnings else min(self.rows.num_uncached)
+            if common > MAX_UNCACHED:  # which a batch would compute with each step's drafts
+                self.feed(self.rows.uncached(common))
+            if self._widths.all and not self.lockstep:
+                self._feed_ahead(trees)
+            inputs = self.foreign_inputs if self.rows.num_uncached[0] else None
+            while inputs is not None and 0 < self.rows.num_uncached[0] > inputs.room(self.rows.num_cached[0]):
+                self.feed(self.rows.uncached(1))
+            self.rows.begin(self.rows.uncached())
+        self._compute(trees)
+        places = [layout.new_rows for layout in self.rows.layouts]
         starts = [0] * len(places) if self._packed is None else self._packed.starts
-        self._rows = [
+        self._places = [
             slice(start + new.start + skipped, start + new.stop)
             for start, new, skipped in zip(starts, places, known, strict=True)
         ]
-        return [self.outputs.logits[row, new] for row, new in enumerate(self._rows)]
+        return [self.outputs.logits[row, new] for row, new in enumerate(self._places)]
 
-    def _begin_columns(self, trees: Sequence[DraftTree | None]) -> None:
-        """Layouts for the columns after the cached ones, beginning with what the cache lacks."""
-        if len(self.texts) > 1 and not self.cache.keeps_beginnings:
-            self._feed_common()
-        if self._widths.all and not self.lockstep:
-            self._feed_ahead(trees)
-        own = self.step_inputs().own if self._is_foreign and self._num_uncached(0) else None
-        while own is not None and 0 < self._num_uncached(0) > own.room(self._num_cached[0]):
-            self._feed([self._pending(0)[:1]])
-        self._layouts = [TreeLayout(self._pending(row)) for row in range(len(self.texts))]
+    def states_read(self, row: int) -> tuple[torch.Tensor, ...]:
+        """States that the last forward computed of a row's nodes, or of the prompt with its padding.
 
-    def _drop_cache(self) -> None:
-        """Compute the whole text again in the next forward, all of it as at its present length."""
-        assert self.cache.spec is not None
-        self.step_inputs().shortest = len(self.texts[0])
-        self.cache.spec.crop(-self._cached)
-        self._num_cached = [0]
+        Each of `hidden_layers` has `(C, hidden_size)`.
+        """
+        states = checked_states(self.model, states_of(self.outputs), self.hidden_layers)
+        new = self.rows.layouts[row].new_rows if self.rows.layouts else slice(None)
+        return tuple(layer[row, new] for layer in states)
 
-    def _compute(self, trees: Sequence[DraftTree | None], ids: torch.Tensor | None = None) -> None:
-        """The forward itself, in the columns that are there; of `ids` where the host does not know them yet."""
-        for layout, tree in zip(self._layouts, trees, strict=True):
-            layout.write(tree)
-        needed = max(len(layout.new_tokens) for layout in self._layouts)
-        widest = self._widths.of(needed, self._shape_of, is_one=self.end_drafts is not None)  # whose rounds have one
-        counts, spec = [len(layout.new_tokens) for layout in self._layouts], self.cache.spec
+    def node_logits(self, wanted: LogitsRead) -> list[NodeLogits]:
+        """Logits of each row's nodes from the last `forward`, or the prompt's last logits."""
+        if not self._places:
+            return read_rows(self.outputs.logits[:, -1:], [slice(None)] * len(self.outputs.logits), wanted)
+        return read_rows(self.outputs.logits, self._places, wanted, best=self._best)
+
+    def _compute(self, trees: Sequence[DraftTree | None]) -> None:
+        """The forward itself, in the columns that are there."""
+        layouts, counts, spec = self.rows.layouts, self.rows.write(trees), self.cache.spec
+        has_rounds = self.end_drafts is not None  # which have one width
+        widest = self._widths.of(max(counts), self._shape_of, is_one=has_rounds)
         self._packed = None
         if min(counts) < widest and self.takes_packed_rows and spec is not None:
-            self._packed = PackedRows(counts, [length + self._layouts[0].first_new for length in spec.lengths])
-        for layout in self._layouts:
+            self._packed = PackedRows(counts, [length + layouts[0].first_new for length in spec.lengths])
+        for layout in layouts:
             layout.pad(widest)
-        step_inputs = self.step_inputs()
-        inputs = step_inputs.of(self._layouts, self._num_cached, ids, self._packed)
-        self.cache.checkpoint(self._layouts[0].first_new)
+        inputs = self.step_inputs().of(layouts, self.rows.num_cached, self._packed)
+        self.cache.checkpoint(layouts[0].first_new)
         self._half_done = True
-        adapted = self.adapter.applied(step_inputs.tree) if self.adapter else contextlib.nullcontext()
-        rotated = self.rotary.applied(step_inputs.lengths) if self.rotary else contextlib.nullcontext()
-        recorded, packing = self._recorder.applied(self.cache.spec, self._layouts), self._kernels.packing(self._packed)
+        recorded, packing = self._recorder.applied(self.cache.spec, layouts), self.kernels.packing(self._packed)
         written = contextlib.nullcontext() if spec is None else spec.packing(self._packed)
-        with adapted, rotated, recorded, self._limits, self._kernels, packing, written:
+        with recorded, self.kernels, packing, written:
             if self.compiled is None:
                 self.outputs, self._best = self.model(**inputs, return_dict=True), None
             else:
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
         if self._packed is not None:
-            self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_rows`
+            self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_places`
         self._half_done = False
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
@@ -221,36 +252,33 @@ class ModelRunner(PromptForward):
         Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side: the
         padding of one would part the nodes of another. Returns the trees and how many nodes were known.
         """
-        known = [len(layout.node_columns) for layout in self._layouts]
-        whole = [new or layout.tree for new, layout in zip(trees, self._layouts, strict=True)]
-        self.cache.commit([[] for _ in self._layouts], len(self._layouts[0]))
-        self._layouts = []
-        return whole, known
+        layouts = self.rows.layouts
+        whole = [new or layout.tree for new, layout in zip(trees, layouts, strict=True)]
+        self.cache.commit([[] for _ in layouts], len(layouts[0]))
+        self.rows.layouts = []
+        return whole, [len(layout.node_columns) for layout in layouts]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""
-        if not self._layouts:
+        if not (layouts := self.rows.layouts):
             return
-        wanted = [layout.columns_of(path) for layout, path in zip(self._layouts, paths, strict=True)]
-        self._num_read = min(cached + len(own) for cached, own in zip(self._num_cached, wanted, strict=True))
-        kept = self.cache.commit(wanted, len(self._layouts[0]))
-        self._num_cached = [cached + count for cached, count in zip(self._num_cached, kept, strict=True)]
-        self._layouts = []
+        columns = [layout.columns_of(path) for layout, path in zip(layouts, paths, strict=True)]
+        self._num_read = min(cached + len(row) for cached, row in zip(self.rows.num_cached, columns, strict=True))
+        self.rows.commit(self.cache.commit(columns, len(layouts[0])))
+
+    def forget(self) -> None:
+        """Forget what was written since the last commit, so that nothing of it reaches a later forward."""
+        self.cache.forget(len(self.rows.layouts[0]))
+        self.rows.layouts = []
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
-        self.next_tokens = None
         self.cache.select(rows)
         if self._inputs is not None:
             self._inputs.select(rows)
         else:
-            self.kwargs = rows_of(self.kwargs, rows, len(self.texts))
-        self.texts = [self.texts[row] for row in rows]
-        self._num_cached = [self._num_cached[row] for row in rows]
-
-    def num_cached_tokens(self, row: int) -> int:
-        """Number of tokens of a row's text in the cache."""
-        return self._num_cached[row]
+            self.kwargs = rows_of(self.kwargs, rows, len(self.rows))
+        self.rows.select(rows)
 
     def reserve_rows(self, rows: int, columns: int) -> None:
         """Others will be admitted: room for `rows` in all, rows x longest text being at most `columns`."""
@@ -260,12 +288,9 @@ class ModelRunner(PromptForward):
     def admit(self, other: "ModelRunner", row: int | None) -> None:
         """Take over the one row of `other`, whose prompt has been read, in the place of `row` or after the last."""
         assert self.cache.spec is not None and other.cache.spec is not None
-        self.next_tokens = None
         self.cache.spec.admit(other.cache.spec, row)
         self.step_inputs().admit(other.step_inputs(), row)
-        at = len(self.texts) if row is None else row
-        self.texts[at : at + 1] = other.texts
-        self._num_cached[at : at + 1] = other._num_cached  # noqa: SLF001 another of the same class
+        self.rows.admit(other.rows, row)
 
     def step_inputs(self) -> StepInputs:
         """Builder of a forward's arguments after the prompt."""
@@ -274,9 +299,7 @@ class ModelRunner(PromptForward):
                 self.model,
                 self.kwargs,
                 self.texts,
-                self._num_cached[0],
-                self.adapter,
-                follows_length=self.rotary is not None,
+                self.rows.num_cached[0],
                 reuses_tensors=self._checked is not None,
                 makes_masks=self.compiled is not None and self.compiled.makes_masks,
             )
@@ -285,19 +308,15 @@ class ModelRunner(PromptForward):
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
         step = 1 if self._is_foreign else max(self._widths.all, default=length)
-        for start in range(min(self._num_cached), length - 1, step):
-            end = min(start + step, length - 1)
-            uncached = [text.tokens[cached:end] for text, cached in zip(self.texts, self._num_cached, strict=True)]
-            if any(uncached):
-                self._feed(uncached)
+        for start in range(min(self.rows.num_cached), length - 1, step):
+            if any(uncached := self.rows.uncached(end=min(start + step, length - 1))):
+                self.feed(uncached)
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
-        if self._half_done or self._layouts or self.end_drafts is not None:
+        if self._half_done or self.rows.layouts or self.end_drafts is not None:
             self.cache.rollback()
-            self._layouts = []
-        if self.rotary is not None and self._inputs is not None:
-            self.rotary.finish(max(map(len, self.texts)) - 1 + self._inputs.first_position, self.model.dtype)
+            self.rows.layouts = []
         if self.keep_cache:
             if not self.cache.keeps_beginnings and self.outputs is not None:
                 with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
@@ -310,41 +329,22 @@ class ModelRunner(PromptForward):
         if self.compiled is not None and isinstance(self.cache.spec, StaticSpecCache):
             self.compiled.keep_cache(self.cache.spec)
 
-    def drafts_now(self, row: int) -> bool:
-        """True if tokens may be drafted: not while a row has much to feed again, so that the cache catches up."""
-        return self._num_uncached(row) <= MAX_UNCACHED
-
     @property
     def _cached(self) -> int:
         """Tokens of the longest row in the cache; the text's where the cache does not count."""
         if self.cache.spec is not None:
             return max(self.cache.spec.lengths, default=0)
         length = compat.cached_length(self.cache.model_cache)
-        return max(self._num_cached) if length is None else length
-
-    def _num_uncached(self, row: int) -> int:
-        """Tokens that the cache lacks of the text in front of the row's root."""
-        return max(len(self.texts[row]) - 1 - self._num_cached[row], 0)
-
-    def _pending(self, row: int) -> list[int]:
-        """These tokens."""
-        return self.texts[row].tokens[self._num_cached[row] : len(self.texts[row]) - 1]
-
-    def _feed_common(self) -> None:
-        """Feed what every row has pending in one forward: those with drafts a batch never keeps whole."""
-        common = min(self._num_uncached(row) for row in range(len(self.texts)))
-        if common > MAX_UNCACHED:
-            self._feed([self._pending(row)[:common] for row in range(len(self.texts))])
+        return max(self.rows.num_cached) if length is None else length
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:
         """Feed pending tokens in forwards of their own where they would not fit next to a row's tree."""
         sizes, most = [tree.num_columns if tree is not None else 0 for tree in trees], self._widths.all[-1]
-        while any(0 < self._num_uncached(row) > most - size for row, size in enumerate(sizes)):
-            self._feed([self._pending(row)[:most] for row in range(len(self.texts))])
+        while any(0 < count > most - size for count, size in zip(self.rows.num_uncached, sizes, strict=True)):
+            self.feed(self.rows.uncached(most))
 
-    def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
+    def feed(self, tokens: Sequence[Sequence[int]]) -> None:
         """Make tokens that follow the cached ones part of the cache; an empty list leaves its row as it is."""
-        trees = [DraftTree.chain(row[0], row[1:]) if row else None for row in tokens]
-        self._layouts, self.next_tokens = [TreeLayout(()) for _ in self.texts], None
-        self._compute(trees)
+        self.rows.begin([()] * len(tokens))
+        self._compute([DraftTree.chain(row[0], row[1:]) if row else None for row in tokens])
         self.commit([range(len(row)) for row in tokens])

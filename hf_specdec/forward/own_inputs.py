@@ -44,6 +44,13 @@ class OwnInputs:
         self._kwargs, self._linear = {start: dict(kwargs)}, dict[int, bool]()
         self._first = self.at(start)
 
+    @property
+    def note(self) -> str | None:
+        """Reason why tokens were computed one by one from some length on, or `None`."""
+        if self.parts_at is None or self.parts_at >= len(self.text) - 1:
+            return None
+        return f"its own code prepares other inputs from token {self.parts_at} on: one token is computed at a time"
+
     def at(self, num_cached: int) -> dict[str, Any]:
         """The arguments of the forward after so many cached tokens."""
         for count in range(max(self._kwargs), num_cached):

@@ -5,9 +5,7 @@ what a draft gains by them, so only some columns are computed: the first token i
 tokens, and the prompt's own tokens.
 """
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_specdec.common.temporary_hooks import temporary_hooks
+from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.common.transfer import to_device
 from hf_specdec.methods.common.node_logits import Array, read_logits
 
@@ -26,18 +24,22 @@ NUM_FREQUENT = 1_024  # token ids looked at besides the prompt's own; all ids br
 NEAR = 0.02  # that rounding may add to a logit, relative to the largest
 
 
-@contextlib.contextmanager
-def kept_states(model: PreTrainedModel, kept: list[torch.Tensor]) -> Iterator[None]:
-    """Inside, `kept` gets the last hidden states, `(batch, columns, hidden_size)`, of this thread's forwards."""
-    thread = threading.get_ident()
+class _Kept(Replacement):
+    """Keeps the last hidden states, `(batch, columns, hidden_size)`, that a model's base computes."""
 
-    def keep(module: nn.Module, arguments: Any, kwargs: Any, output: Any) -> None:
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.original(*args, **kwargs)
         states = getattr(output, "last_hidden_state", None)
-        if threading.get_ident() == thread and isinstance(states, torch.Tensor) and states.ndim == 3:
-            kept.append(states)
+        if here.states is not None and isinstance(states, torch.Tensor) and states.ndim == 3:
+            here.states.append(states)
+        return output
 
-    with temporary_hooks(after=[(model.base_model, keep)]):
-        yield
+
+def keeping_states(model: PreTrainedModel, states: list[torch.Tensor]) -> replaced:
+    """A block in which `states` gets the last hidden states of each forward."""
+    return replaced([_Kept(model.base_model)], wraps=True, states=states)
 
 
 def top_of_prompts(

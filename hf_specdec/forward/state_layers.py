@@ -11,11 +11,8 @@ In it a layer's own forward runs over functions that continue the cache's states
 as always.
 """
 
-import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -26,6 +23,7 @@ from transformers import PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.state_layer import Columns, StateLayer
+from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.compat import state_layers
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.tree_layout import TreeLayout
@@ -39,8 +37,6 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     state_layers.MAMBA_2: state_space_duality,
     state_layers.MAMBA: selective_scan,
 }
-_recorded: ContextVar[SpecCache | None] = ContextVar("hf_specdec_recorded", default=None)
-_lock = threading.Lock()
 
 
 class StateRecorder:
@@ -59,61 +55,33 @@ class StateRecorder:
         self.layers = layers if is_free and not (layers and compat.is_compiled(model)) else ()
         self._columns: Columns | None = None  # of the last forward
 
-    @contextlib.contextmanager
-    def applied(self, cache: SpecCache | None, layouts: Sequence[TreeLayout]) -> Iterator[None]:
-        """Inside, a forward of this thread records the rows' new columns; without layers or a cache nothing changes."""
+    def applied(self, cache: SpecCache | None, layouts: Sequence[TreeLayout]) -> replaced:
+        """A block whose forwards record the rows' new columns; without layers or a cache nothing changes."""
         if not self.layers or cache is None:
-            yield
-            return
+            return replaced()
         before = self._columns if layouts[0].first_new else None
         self._columns = Columns(np.stack([layout.visible() for layout in layouts]), before)
         cache.record(self._columns)
-        token = _recorded.set(cache)
-        installed = self._install()
-        try:
-            yield
-        finally:
-            with _lock:
-                for forward in installed:
-                    forward.remove()
-            _recorded.reset(token)
-
-    def _install(self) -> "list[_Forward]":
-        installed = []
-        with _lock:
-            for layer in self.layers:
-                forward = vars(layer).setdefault("forward", _Forward(layer))
-                if isinstance(forward, _Forward):  # this one, or that of another thread
-                    forward.users += 1
-                    installed.append(forward)
-        return installed
+        return replaced(map(_Forward, self.layers), recorded=cache)
 
 
-class _Forward:
-    """Replacement `forward` of a layer while a block is open in any thread.
+class _Forward(Replacement):
+    """The forward of a layer over functions that continue states along the paths of a tree."""
 
-    Attributes:
-        users (`int`): open blocks.
-    """
+    __slots__ = ("_call",)
 
     def __init__(self, layer: torch.nn.Module) -> None:
-        self._layer, self.users = layer, 0
+        super().__init__(layer)
         self._call = MethodType(_forward_of(type(layer).forward), layer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _recorded.get() is None:
-            return type(self._layer).forward(self._layer, *args, **kwargs)
-        with alike_in(next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))):
+        if here.recorded is None:
+            return self.original(*args, **kwargs)
+        with alike_in(next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))):
             return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Forward, (self._layer,)
-
-    def remove(self) -> None:
-        """Leave one block; the last one takes the forward away."""
-        self.users -= 1
-        if not self.users and vars(self._layer).get("forward") is self:
-            del vars(self._layer)["forward"]
+        return _Forward, (self.module,)
 
 
 @functools.cache
@@ -126,7 +94,7 @@ def _replacement(name: str) -> Callable[..., Any]:
     replace = REPLACEMENTS[name]
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        cache = _recorded.get()
+        cache = here.recorded
         assert cache is not None and isinstance(cache.asked, StateLayer)
         with unseen():
             return replace(cache.asked, *args, **kwargs)

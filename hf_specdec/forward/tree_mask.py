@@ -53,7 +53,6 @@ class TreeMasks:
         attention_mask: torch.Tensor | None,
         *,
         padding: torch.Tensor | None = None,
-        within: bool = False,
         sent: Sequence[torch.Tensor] = (),
     ) -> Any:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
@@ -62,7 +61,6 @@ class TreeMasks:
             cache: the cache before the forward; it holds the rows' first C - Q columns after their text.
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
             padding: `(batch, P)` bool: which of the first columns are seen, where some are padding.
-            within: whether the mask is for the model's layers, not for its forward.
             sent: `arrays` on the rows' device, where they are there.
         """
         batch, num_queries, _ = rows.shape
@@ -80,7 +78,6 @@ class TreeMasks:
             attention_mask=attention_mask,
             cache=cache,
             position_ids=rows.depths[:, -num_queries:],
-            within=within,
         )
         if self.is_asked:
             self.is_asked = False

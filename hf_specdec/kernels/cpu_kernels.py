@@ -9,12 +9,13 @@ A block, in the thread that enters it:
 
 import contextlib
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.replaced import replaced
 from hf_specdec.compat import has_tiles
 from hf_specdec.kernels.few_query import FewQueryAttention, watch
 from hf_specdec.kernels.few_token import FewTokenLayers
@@ -65,9 +66,9 @@ class CpuKernels:
         """Returns whether the attention takes packed rows."""
         return self._attention.takes_packed_rows
 
-    def packing(self, packed: PackedRows | None) -> contextlib.AbstractContextManager[None]:
-        """A block whose rows are packed, if they are."""
-        return contextlib.nullcontext() if packed is None else self._attention.packing(packed)
+    def packing(self, packed: PackedRows | None) -> contextlib.AbstractContextManager[Any]:
+        """A block whose queries are `(1, heads, N, head_dim)`, of packed rows, and whose keys are those of all rows."""
+        return contextlib.nullcontext() if packed is None else replaced(packed=packed)
 
     @property
     def rounds_alike(self) -> bool:

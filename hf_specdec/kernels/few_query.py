@@ -8,15 +8,14 @@ and in the graphs that are compiled here, torch computes `"sdpa"` without copies
         model(**inputs)
 """
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.replaced import here, replaced
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, is_traced_for_us
 from hf_specdec.compat.attention import (
@@ -31,7 +30,6 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.eager import what_it_reads
 from hf_specdec.kernels.grouped import can_fold, folded
-from hf_specdec.kernels.own_forward import here as blocks
 from hf_specdec.kernels.products import Watch
 
 NAME = "sdpa"
@@ -40,21 +38,12 @@ FOREIGN = ("position_bias", "cache", "softcap")
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
-class _Here(threading.local):
-    """Depth of blocks in this thread, whether the core may compute in them, and their packed rows."""
-
-    depth = 0
-    has_core = False
-    packed: PackedRows | None = None
-
-
-_here = _Here()
 _register_lock = threading.Lock()
 
 
 def watch() -> Watch | None:
     """A block whose products torch computes are counted too, where attention is."""
-    return None if blocks.counting is None else Watch(blocks.counting.by_torch)
+    return None if here.counting is None else Watch(here.counting.by_torch)
 
 
 class FewQueryAttention:
@@ -79,6 +68,7 @@ class FewQueryAttention:
         name = NAME if model is None else attention_implementation(model.config)
         self._is_on_host = is_host(torch.device(device if model is None else model.device))
         self._files: list[dict[str, Any]] = []
+        self._block: replaced | None = None  # while it is open
         if model is not None and name == "eager" and self._is_on_host and not is_compiled:
             self._files = files_with_eager_attention(model)
         self.is_used = bool(self._files) or (name == NAME and (self._is_on_host or is_compiled))
@@ -88,30 +78,24 @@ class FewQueryAttention:
     def __enter__(self) -> None:
         if not self.is_used:
             return
-        if not _here.depth:
-            _here.has_core = self._is_on_host and cpu.why_unused() is None and cpu.is_usual()
-        _here.depth += 1
-        for file in self._files if _here.has_core else ():
+        has_core = here.has_core
+        if not here.attends:
+            has_core = self._is_on_host and cpu.why_unused() is None and cpu.is_usual()
+        self._block = replaced(attends=True, has_core=has_core)
+        self._block.__enter__()
+        for file in self._files if has_core else ():
             _put_eager(file)
 
     def __exit__(self, *_: object) -> None:
-        if self.is_used:
-            _here.depth -= 1
+        if (block := self._block) is not None:
+            self._block = None
+            block.__exit__()
 
     @property
     def takes_packed_rows(self) -> bool:
         """Returns whether queries of packed rows find the keys of their own rows."""
         is_torchs = self.is_used and not self._files
         return is_torchs and self._is_on_host and isinstance(attention_function_of(NAME), _Attention)
-
-    @contextlib.contextmanager
-    def packing(self, packed: PackedRows) -> Iterator[None]:
-        """A block whose queries are `(1, heads, N, head_dim)`, of packed rows, and whose keys are those of all rows."""
-        outer, _here.packed = _here.packed, packed
-        try:
-            yield
-        finally:
-            _here.packed = outer
 
 
 class _Attention:
@@ -151,12 +135,12 @@ class _Attention:
 
         bias = kwargs.get("position_bias") if query.dtype in cpu.HALVES else None
         foreign = FOREIGN if bias is None else FOREIGN[1:]
-        packed = None if torch.compiler.is_compiling() else _here.packed
-        is_known = is_traced_for_us() if torch.compiler.is_compiling() else _here.depth > 0
+        packed = None if torch.compiler.is_compiling() else here.packed
+        is_known = is_traced_for_us() if torch.compiler.is_compiling() else here.attends
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in foreign) or kwargs.get("output_attentions")
         )
-        if torch.compiler.is_compiling() or not (_here.depth and _here.has_core):
+        if torch.compiler.is_compiling() or not (here.attends and here.has_core):
             return torchs()
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         own: CausalAttention | CoreAttention | None = None
@@ -191,7 +175,7 @@ class _EagerAttention:
         def models() -> Result:
             return self.__wrapped__(module, query, key, value, attention_mask, *args, **kwargs)
 
-        if torch.compiler.is_compiling() or not (_here.depth and _here.has_core):
+        if torch.compiler.is_compiling() or not (here.attends and here.has_core):
             return models()
         bias, cap = (kwargs.get(name) if name in self.reads else None for name in ("position_bias", "softcap"))
         sinks = module.sinks if "sinks" in self.reads else None
@@ -209,7 +193,7 @@ def _faster(
 ) -> Result:
     """A module's attention by the core where that can compute it, in fp32 where it is faster; counted."""
     fits = own is not None and own.fits
-    if (counting := blocks.counting) is not None:
+    if (counting := here.counting) is not None:
         if fits:
             counting.by_core += 1
         else:

@@ -8,18 +8,18 @@ A layer is replaced for single forwards, in one thread:
 """
 
 import copy
-import threading
 from typing import Any
 
 import torch
 
+from hf_specdec.common.replaced import here, replaced
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import is_compiled, modules_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
-from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.own_forward import OwnForward
 from hf_specdec.kernels.packed import Packed
-from hf_specdec.kernels.products import ActivationForward, ProductsForward, other_methods
+from hf_specdec.kernels.products import ActivationForward, ProductsForward
 from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Forward
 from hf_specdec.kernels.rms_norm import NormForward
@@ -27,8 +27,6 @@ from hf_specdec.kernels.rms_norm import NormForward
 KINDS: tuple[Any, ...] = (LinearForward, NormForward, Int8Forward, FourBitForward, Fp8Forward)
 
 PIECE = 2  # tokens: torch may multiply one by another kernel
-
-_lock = threading.Lock()
 
 
 class FewTokenLayers:
@@ -55,10 +53,8 @@ class FewTokenLayers:
         modules = modules_of(model) if is_used else ()
         forwards = (_forward_for(module, kinds) for module in modules)
         self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
-        for module in modules if is_half else ():
-            self.forwards += other_methods(module)
         self.has_packed = is_half and any(isinstance(module, Packed) for module in modules)
-        self._installed: list[OwnForward] = []  # while this block is open
+        self._block: replaced | None = None  # while it is open
 
     @property
     def reads_prompts(self) -> bool:
@@ -74,7 +70,7 @@ class FewTokenLayers:
     def of_prompts(self) -> "FewTokenLayers":
         """The same block for prompts: without the products that torch computes faster there."""
         own = copy.copy(self)
-        own._installed = []  # noqa: SLF001 a copy of its own
+        own._block = None  # noqa: SLF001 a copy of its own
         if not self.reads_prompts:
             own.forwards = [one for one in self.forwards if isinstance(one, NormForward | ActivationForward)]
         return own
@@ -104,26 +100,14 @@ class FewTokenLayers:
         )
 
     def __enter__(self) -> None:
-        if not self.forwards or not cpu.is_usual():
-            return
-        with _lock:
-            for forward in self.forwards:
-                installed = vars(forward.module).setdefault(forward.name, forward)
-                if isinstance(installed, OwnForward):  # this one, or that of another thread
-                    installed.users += 1
-                    self._installed.append(installed)
-        here.depth += bool(self._installed)
+        if self.forwards and cpu.is_usual():
+            self._block = replaced(self.forwards, depth=here.depth + 1)
+            self._block.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        if not self._installed:
-            return
-        here.depth -= 1
-        with _lock:
-            for forward in self._installed:
-                forward.users -= 1
-                if not forward.users and vars(forward.module).get(forward.name) is forward:
-                    del vars(forward.module)[forward.name]
-            self._installed.clear()
+        if (block := self._block) is not None:
+            self._block = None
+            block.__exit__()
 
 
 def _forward_for(module: torch.nn.Module, kinds: tuple[Any, ...]) -> OwnForward | None:

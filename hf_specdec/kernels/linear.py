@@ -11,10 +11,11 @@ import functools
 import torch
 from torch.nn.functional import pad
 
+from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.weights import Conv1D
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.own_forward import WeightForward, here, is_readable, unseen
+from hf_specdec.kernels.own_forward import WeightForward, is_readable, unseen
 
 LANES = 8  # what the core multiplies at once; inputs are a multiple of it
 WIDTH = 16  # outputs are a multiple of it where the matrix is transposed

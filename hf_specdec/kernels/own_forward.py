@@ -1,13 +1,13 @@
-"""Replaces a layer's forward in threads that are inside a block, and keeps torch's in all others."""
+"""Layers' forwards by the compiled core, in threads that are inside a block of it."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 
+from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.compat.modules import NO_BLOCK, parameters_of, without_modes
 from hf_specdec.kernels import cpu
 
@@ -26,24 +26,12 @@ class Attended:
     by_torch: set[str] = field(default_factory=set)
 
 
-class _Here(threading.local):
-    """Depth of blocks in this thread, and what counts their attention."""
-
-    depth = 0
-    counting: Attended | None = None
-
-
-here = _Here()
-
-
 @contextlib.contextmanager
 def counted() -> Iterator[Attended]:
     """A block whose calls of attention, in blocks with the core in this thread, are counted."""
-    outer, here.counting = here.counting, Attended()
-    try:
-        yield here.counting
-    finally:
-        here.counting = outer
+    attended = Attended()
+    with replaced(counting=attended):
+        yield attended
 
 
 def unseen() -> contextlib.AbstractContextManager[None]:
@@ -56,24 +44,10 @@ def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
     return type(weight) is torch.nn.Parameter and weight.layout == torch.strided and weight.dtype in cpu.KINDS
 
 
-class OwnForward:
-    """Replacement `forward` of a module while a block is open in any thread.
+class OwnForward(Replacement):
+    """Replacement of a layer's forward of one tensor."""
 
-    Attributes:
-        name (`str`): `"forward"`, or that of another method.
-        users (`int`): open blocks.
-    """
-
-    __slots__ = ("module", "users")
-    name = "forward"
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module, self.users = module, 0
-
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """A copy of the layer is in no block; the next one that opens takes this out of it again."""
-        names = [name for cls in type(self).__mro__ for name in getattr(cls, "__slots__", ())]
-        return None, {name: 0 if name == "users" else getattr(self, name) for name in names}
+    __slots__ = ()
 
     def torchs(self, states: torch.Tensor) -> torch.Tensor:
         """Calls the forward of the module's class."""

@@ -6,19 +6,20 @@ in two ways. In the forwards that try a model another sees all products that are
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat.masks import methods_called, names_in_own_methods
+from hf_specdec.compat.masks import names_in_own_methods
 from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS, grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.linear import can_multiply, core_product
-from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.own_forward import OwnForward
 
 # Torch's functions that add up products, by their names without underscores before and after.
 PRODUCTS = frozenset(
@@ -28,8 +29,6 @@ PRODUCTS = frozenset(
         *("rmatmul", "scaled_dot_product_attention", "solve_triangular", "tensordot"),
     )
 )
-FEW = 4  # products of a sum that is added up here
-
 
 # Functions of single numbers whose code for whole vectors of them rounds otherwise than that for the rest.
 BY_VECTORS = (
@@ -41,17 +40,9 @@ SERIAL = 1 << 14  # numbers that torch leaves to one thread
 
 
 class ProductsForward(OwnForward):
-    """The forward of a module whose own code multiplies, in a model of 16 bits, or another of its methods.
+    """The forward of a module whose own code multiplies, in a model of 16 bits."""
 
-    Args:
-        name: the method's.
-    """
-
-    __slots__ = ("name",)
-
-    def __init__(self, module: torch.nn.Module, name: str = "forward") -> None:
-        super().__init__(module)
-        self.name = name
+    __slots__ = ()
 
     @staticmethod
     def can_replace(module: torch.nn.Module) -> bool:
@@ -65,7 +56,7 @@ class ProductsForward(OwnForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's class has it."""
         with _mode if here.depth else contextlib.nullcontext():
-            return getattr(type(self.module), self.name)(self.module, *args, **kwargs)
+            return type(self.module).forward(self.module, *args, **kwargs)
 
 
 class ActivationForward(OwnForward):
@@ -81,15 +72,6 @@ class ActivationForward(OwnForward):
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         """As the module's class has it."""
         return by_vectors(self.torchs, input) if here.depth and input.dtype in cpu.HALVES else self.torchs(input)
-
-
-def other_methods(module: torch.nn.Module) -> list[ProductsForward]:
-    """Replacements of methods that a module calls of its parts and that multiply, as Gemma 3n's layers do."""
-    found, kind = [], cast(Any, type(module))
-    for part in module.children():
-        methods = methods_called(kind, cast(Any, type(part)))
-        found += [ProductsForward(part, name) for name, read in methods.items() if "matmul" in read]
-    return found
 
 
 def alike_in(numbers: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -116,15 +98,11 @@ def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _weight_first(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Product of `(out, in)` with `(..., in, Q)`, or of `(heads, 1, out, in)` with `(heads, batch, in, Q)` (Zamba)."""
-    if weight.dim() == 4 and weight.shape[1] == 1 and len(weight) == len(tokens):
-        heads = [_weight_first(one[0], columns) for one, columns in zip(weight, tokens, strict=True)]
-        found = [one for one in heads if one is not None]
-        return torch.stack(found) if len(found) == len(heads) else None
+    """Product of `(out, in)` with `(..., in, Q)`."""
     if weight.dim() != 2 or tokens.dim() < 2:
         return None
-    found_by_core = _linear(tokens.transpose(-1, -2), weight)
-    return None if found_by_core is None else found_by_core.transpose(-1, -2)
+    product = _linear(tokens.transpose(-1, -2), weight)
+    return None if product is None else product.transpose(-1, -2)
 
 
 def _grouped(
@@ -149,32 +127,18 @@ def _grouped(
 
 
 def _matmul(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor | None:
-    """Products with a weight `(in, out)`, or with one of `(experts, in, out)` for its tokens each; few in any shape."""
+    """Products with a weight `(in, out)`, before or after the tokens."""
     if kwargs or len(args) != 2:
         return None
     tokens, matrix = args
     if is_view_of_weight(tokens):
         return _weight_first(*args)
-    if tokens.dim() == matrix.dim() == 4 and 1 < tokens.shape[3] == matrix.shape[2] <= FEW:
-        columns, rows = tokens.permute(3, 0, 1, 2).float(), matrix.permute(2, 3, 0, 1).float().unsqueeze(4)
-        out = columns[0] * rows[0]  # (out, B, M, N), which is how Gemma 3n goes on
-        for column, row in zip(columns[1:], rows[1:], strict=True):
-            out += column * row
-        return out.to(tokens.dtype).permute(1, 2, 3, 0)
-    if not is_view_of_weight(matrix) or matrix.dim() not in (2, 3) or (matrix.dim() == 3 and tokens.dim() != 3):
+    if not is_view_of_weight(matrix) or matrix.dim() != 2:
         return None
     is_transposed = matrix.is_contiguous()
     weights = matrix if is_transposed else matrix.mT
-    if weights.dim() == 2:
-        fits = can_multiply(tokens, weights, is_transposed=is_transposed)
-        return core_product(tokens, weights, is_transposed=is_transposed) if fits else None
-    if len(tokens) != len(weights) or not can_multiply(tokens[0], weights[0], is_transposed=is_transposed):
-        return None
-    out = tokens.new_zeros(*tokens.shape[:2], matrix.shape[2])
-    for expert, chosen in enumerate(tokens.ne(0).any(dim=2)):  # Llama 4 has zeros for the tokens of other experts
-        if (some := tokens[expert, chosen]).numel():
-            out[expert, chosen] = core_product(some, weights[expert], is_transposed=is_transposed)
-    return out
+    fits = can_multiply(tokens, weights, is_transposed=is_transposed)
+    return core_product(tokens, weights, is_transposed=is_transposed) if fits else None
 
 
 def _attention(

@@ -130,7 +130,7 @@ def stacks(model: Any, **names: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_a_call_passes_at_most_eight_files_before_its_first_forward(model: Any) -> None:
-    found = stacks(model, prefill="target/prompt.py")
+    found = stacks(model, prefill="forward/model_runner.py")
     assert len({file for file, _ in found["prefill"]}) <= 8
 
 

@@ -47,8 +47,6 @@ A model is probed by itself, not looked up here; `hf-specdec info --model PATH` 
 LIMITS = """
 ## Known limits
 
-- Models whose sinusoidal positions leave out padding tokens (M2M-100, NLLB-MoE...) are followed as long as the text
-  holds no padding token in its middle.
 - A model that keeps the top few of its keys (`index_topk`, `keep_window_size`) may choose among equal scores
   differently when several tokens are computed at once. The probe finds ties among repeated tokens in a window of up to
   1024 tokens.

@@ -53,4 +53,4 @@ def test_columns_of_accepted_tokens_stay_over_a_step_without_the_draft(model: An
     drafting.keep(0, [30, 31, 40])
     drafting.keep(0, [41])
     drafting.score([DraftTree.chain(41)])
-    assert drafting.target.num_cached_tokens(0) == len(PROMPT) + len([ROOT, 30, 31])
+    assert drafting.target.rows.num_cached[0] == len(PROMPT) + len([ROOT, 30, 31])

@@ -154,10 +154,10 @@ def test_hidden_states_are_those_of_the_layers_that_were_asked_for(llama: object
     target.prefill()
     text.append(11)
     expected = llama(ids, output_hidden_states=True).hidden_states
-    for found, layer in zip(target.prompt_states(0), (1, 3), strict=True):
+    for found, layer in zip(target.states_read(0), (1, 3), strict=True):
         torch.testing.assert_close(found, expected[layer][0], atol=1e-5, rtol=1e-4)
     target.forward([fork(11)])
-    states = target.node_states(0)
+    states = target.states_read(0)
     for path in ([0, 1, 3], [0, 2]):
         tokens = torch.tensor([[*ids[0].tolist(), *(fork(11).tokens[node] for node in path)]])
         expected = llama(tokens, output_hidden_states=True).hidden_states

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.common.transfer import PendingRead
-from hf_specdec.forward import next_forward
 from tests.helpers.devices import SAMPLING, STATIC, TREES, DeviceBatch, moved
 from tests.helpers.heads import CASES, SHAPES, always
 from tests.helpers.support import PROMPT, plain, results_of
@@ -84,22 +82,6 @@ def test_many_prompts_are_each_alone(zoo: Any, family: str) -> None:
         expected = plain(model, torch.tensor([result.prompt], device=CUDA), **options)
         start = 1 if model.config.is_encoder_decoder else len(result.prompt)
         assert result.token_ids == expected[0, start:].tolist()
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_the_next_forward_is_begun_before_the_token_is_read(
-    zoo: Any, monkeypatch: pytest.MonkeyPatch, batch: int
-) -> None:
-    """By CUDA graphs; each row ends with a token of its own, after which a forward was begun in vain."""
-    model, prompt, begun = moved(zoo("llama"), CUDA), torch.tensor([PROMPTS[0]] * batch, device=CUDA), list[Any]()
-    how: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "cache_implementation": "static"}
-    free = plain(model, prompt, **how, disable_compile=True)[0, prompt.shape[1] :].tolist()
-    how |= {"eos_token_id": free[18], "pad_token_id": 0}
-    monkeypatch.setattr(next_forward, "PendingRead", lambda ids: begun.append(ids) or PendingRead(ids))
-    expected = plain(model, prompt, **how, disable_compile=True)
-    for _ in range(3):  # graphs are recorded in the first calls
-        assert model.generate(prompt, spec_method="plain", **how).tolist() == expected.tolist()
-    assert begun
 
 
 @pytest.mark.parametrize("family", STATIC)

@@ -22,7 +22,6 @@ from hf_specdec.common import transfer
 from hf_specdec.engine import static_shapes, step
 from hf_specdec.engine.cost import cost_model
 from hf_specdec.engine.sampling import node_processors, rejections
-from hf_specdec.forward import next_forward
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.common import node_logits
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
@@ -137,21 +136,10 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with clock._computing():
                 return upload(tensor, device, into)
 
-        class Read(transfer.PendingRead):
-            def __init__(self, tensor: torch.Tensor) -> None:
-                super().__init__(tensor)
-                clock.launch(KERNEL, TRANSFER)
-                self._until = clock.free_at
-
-            def wait(self) -> Any:
-                clock.wait(self._until)
-                return super().wait()
-
         monkeypatch.setattr(CompiledForward, "__call__", run)
         monkeypatch.setattr(node_logits, "_on_host", on_host)
         for module in (transfer, spec_cache, spec_layer, static_cache, rejections, node_processors):
             monkeypatch.setattr(module, "upload", uploaded)
-        monkeypatch.setattr(next_forward, "PendingRead", Read)
 
 
 class Steps(NamedTuple):

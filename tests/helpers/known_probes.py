@@ -8,16 +8,15 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_specdec.common.replaced import here
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.forward.capabilities import findings
+from hf_specdec.kernels.own_forward import counted
 
 __all__ = ["run_once"]
 
 DEVICES = ("cpu", "privateuseone")  # that of `EmulatedDevice`
-REGISTRIES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
 
 
 def run_once(is_wanted: bool) -> None:
@@ -34,14 +33,18 @@ def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
         if not all(arg is None or isinstance(arg, str | int) for arg in args):
             return probe(model, *args)
         now = fingerprint(model)
-        attention, dtype, device, *changes = now.state
+        attention, dtype, device, functions, *changes = now.state
         if any(changes) or device.type not in DEVICES:
             return probe(model, *args)
-        functions = tuple(registry.get(attention) for registry in REGISTRIES)
         key = (attention, dtype, device, now.classes, functions, *_look(model), *args)
         if key not in known:
-            known[key] = probe(model, *args)
-        return known[key]
+            with counted() as attended:
+                known[key] = probe(model, *args), attended
+        result, attended = known[key]
+        if here.counting is not None:
+            here.counting.by_core += attended.by_core
+            here.counting.by_torch |= attended.by_torch
+        return result
 
     return found
 

@@ -58,7 +58,8 @@ class OperationCounter:
         for model, where in [(self.model, "inside"), *((draft, "drafts") for draft in self.drafts)]:
             begins, ends = self._forward_hook(where, 1), self._forward_hook(where, -1)
             self._entered.enter_context(model.register_forward_pre_hook(begins))
-            self._entered.enter_context(model.register_forward_hook(ends, always_call=True))
+            last = model.get_output_embeddings() if where == "inside" else model  # a hook there leaves drafts
+            self._entered.enter_context(last.register_forward_hook(ends, always_call=True))
         self._entered.enter_context(_Dispatched(self._count))
         self._entered.enter_context(_Called(self._count_read))
         return self

@@ -194,11 +194,12 @@ def steer(model: Any) -> None:
 def see_all(model: Any) -> None:
     """Let every token see those before it in a forward, whatever mask it is given."""
 
-    def change(module: Any, args: Any, kwargs: Any) -> Any:
-        return args, kwargs | {"attention_mask": None}
+    class Blind(type(model.model.layers[0].self_attn)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs | {"attention_mask": None})
 
     for layer in model.model.layers:
-        layer.self_attn.register_forward_pre_hook(change, with_kwargs=True)
+        layer.self_attn.__class__ = Blind
 
 
 @dataclass(slots=True)

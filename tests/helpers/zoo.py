@@ -136,16 +136,15 @@ FAMILIES: dict[str, Family] = dict(
         family("gpt_oss", "GptOssConfig", DECODER | MIXED | EXPERTS | {"head_dim": 12}, scale=0.12, seed=7),
         family("mixtral", "MixtralConfig", DECODER | EXPERTS),
         family("deepseek_v3", "DeepseekV3Config", DECODER | LATENT, scale=0.12, seed=1),
-        family("bloom", "BloomConfig", BASE, scale=0.22, seed=5),
-        family("falcon", "FalconConfig", ALIBI | {"alibi": True}, scale=0.18, seed=1),
-        family("mpt", "MptConfig", ALIBI | {"max_seq_len": 512, "use_cache": True}, scale=0.18, seed=5),
+        family("bloom", "BloomConfig", BASE, tier="chain", scale=0.22, seed=5),
+        family("falcon", "FalconConfig", ALIBI | {"alibi": True}, tier="chain", scale=0.18, seed=1),
+        family("mpt", "MptConfig", ALIBI | {"max_seq_len": 512, "use_cache": True}, tier="chain", scale=0.18, seed=5),
         family("gpt_neo", "GPTNeoConfig", BASE | LOCAL, tier="chain", scale=0.12, seed=4),
         family("lfm2", "Lfm2Config", DECODER | CONVOLUTIONS, tier="tree", scale=0.12, seed=6),
         family("qwen3_next", "Qwen3NextConfig", DECODER | RECURRENT, tier="tree", scale=0.06, seed=1),
         family("minimax", "MiniMaxConfig", DECODER | LIGHTNING, tier="chain", scale=0.12, seed=3),
-        family("t5", "T5Config", T5, scale=0.18, seed=2),
-        family("bart", "BartConfig", SEQ2SEQ, scale=0.1, seed=6),
-        family("m2m_100", "M2M100Config", SEQ2SEQ | {"pad_token_id": 127}, scale=0.1, seed=7),
+        family("t5", "T5Config", T5, tier="chain", scale=0.18, seed=2),
+        family("bart", "BartConfig", SEQ2SEQ, tier="chain", scale=0.1, seed=6),
     )
 )
 
@@ -153,7 +152,12 @@ FAMILIES: dict[str, Family] = dict(
 QUICK = ("llama", "opt", "gemma3", "bloom", "qwen3_next", "t5")
 
 FALLBACK: dict[str, Family] = dict(
-    (family("recurrent_gemma", "RecurrentGemmaConfig", DECODER | {"lru_width": 48}, tier="plain", scale=0.12, seed=7),)
+    (
+        family(
+            "recurrent_gemma", "RecurrentGemmaConfig", DECODER | {"lru_width": 48}, tier="plain", scale=0.12, seed=7
+        ),
+        family("m2m_100", "M2M100Config", SEQ2SEQ | {"pad_token_id": 127}, tier="plain", scale=0.1, seed=7),
+    )
 )
 
 

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface
 
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.replaced import replaced
 from hf_specdec.kernels import core_attention, cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.few_query import FewQueryAttention
@@ -231,7 +232,7 @@ def test_queries_of_packed_rows_are_attended_as_those_of_padded_ones(
     function = AttentionInterface()["sdpa"]
     with torch.no_grad(), attention:
         whole = function(layer_of("qwen2"), **padded)[0]
-        with attention.packing(packed):
+        with replaced(packed=packed):
             found = function(layer_of("qwen2"), **given)[0]  # (1, N, Hq, Dv)
             given["key"] = given["key"].transpose(2, 3).contiguous().transpose(2, 3)  # which the core does not read
             by_torch = function(layer_of("qwen2"), **given)[0]

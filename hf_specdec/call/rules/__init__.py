@@ -16,8 +16,7 @@ Check = Callable[[Facts, Request], None]
 # What can be said of a model alone.
 MODEL_RULES: tuple[Rule, ...] = (
     model.own_loop,
-    model.adapters_by_position,
-    model.hooked_cache,
+    model.foreign_code,
     model.one_token_a_forward,
 )
 # Why a call of a model that none of those rules out is decoded plainly.

@@ -7,6 +7,7 @@ from transformers import SynthIDTextWatermarkingConfig
 from hf_specdec import compat
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
+from hf_specdec.compat.fingerprint import foreign_code
 from hf_specdec.engine.sampling.row_processors import keeps_text
 from hf_specdec.errors import ConfigError
 
@@ -51,7 +52,7 @@ def by_transformers(facts: Facts, request: Request) -> str | None:
     is_left_out = (
         compat.has_virtual_tokens(facts.model)
         or compat.is_recurrent(facts.model)
-        or compat.places_adapters(facts.model)
+        or foreign_code(facts.model) is not None
         or settings("use_cache") is False
         or bool(settings("output_attentions"))
         or not compat.fresh_cache(facts.model)

@@ -3,6 +3,7 @@
 from hf_specdec import compat
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
+from hf_specdec.compat.fingerprint import foreign_cache
 from hf_specdec.engine.static_shapes import compile_settings, holds_states, longest_cache, reason_against_buffers
 from hf_specdec.errors import ConfigError
 
@@ -13,7 +14,7 @@ def repeated_text(facts: Facts, request: Request) -> str | None:
         return "with use_cache=None transformers caches the whole text again with each token"
     if not use_cache:
         return "with use_cache=False each step computes the whole text"
-    if (name := compat.foreign_code(facts.cache)) is not None:
+    if (name := foreign_cache(facts.cache)) is not None:
         return f"its cache has code of its own ({name}), which may do more than keep the text's columns"
     is_shared = isinstance(facts.cache, compat.Cache) and not isinstance(facts.cache, compat.EncoderDecoderCache)
     if facts.model.config.is_encoder_decoder and is_shared:
@@ -29,8 +30,6 @@ def static_cache(facts: Facts, request: Request) -> str | None:
         return 'engine="assisted" takes no static cache'
     if compat.attends_to_images(facts.model.config):
         return "its static cache holds an image's keys and values among the text's"
-    if compat.given_states(facts.model, facts.kwargs):
-        return "self- and cross-attention share its static cache"
     if facts.tier == "tree" and holds_states(facts.cache):
         if compile_settings(facts.call) is not None:
             return "plain generation compiles its forwards over a static cache, and no compiled one records states"

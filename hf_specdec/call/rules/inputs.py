@@ -10,21 +10,13 @@ def shared_states(facts: Facts, request: Request) -> str | None:
     if compat.sees_images(facts.model, facts.kwargs) and facts.kwargs.get("cross_attention_mask") is None:
         return "without a cross_attention_mask several tokens see less of an image than one does"
     states = compat.given_states(facts.model, facts.kwargs)
-    return facts.found.states_reason(facts.model, states) if states else None
+    return f"its decoder attends to {next(iter(states))} besides its text" if states else None
 
 
 def attention_output(facts: Facts, request: Request) -> str | None:
-    """Attention is returned of a loop, a cache or a model that shows other columns than the text's."""
-    config = facts.call.generation_config
-    if not (config.output_attentions and config.return_dict_in_generate):
-        return None
-    if request.is_assisted:
-        return "output_attentions shows other columns in transformers' assisted decoding"
-    if facts.has_static_cache:
-        return "output_attentions shows the free columns of a static cache"
-    if compat.sees_images(facts.model, facts.kwargs):
-        return "output_attentions shows layers that attend to an image's columns"
-    return facts.found.attention_reason(facts.model, facts.encoder_kwargs)
+    """Attention weights are returned, of each token alone."""
+    is_shown = facts.call.generation_config.output_attentions
+    return "output_attentions shows the weights of each token's own forward" if is_shown else None
 
 
 def decoder_mask(facts: Facts, request: Request) -> str | None:

@@ -1,12 +1,16 @@
 """Rules about lengths at which a model changes how it computes, within the texts of the call."""
 
-from hf_specdec import compat
 from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.compat.modules import modules_of
-from hf_specdec.compat.rotary import cache_drop_length, forgets_text, has_several_positions, scaled_length
-from hf_specdec.engine.static_shapes import HIDDEN_LENGTH
-from hf_specdec.forward.rotary import rotary_of
+from hf_specdec.compat.rotary import (
+    cache_drop_length,
+    forgets_text,
+    grows,
+    has_several_positions,
+    rotary_modules,
+    rotary_switch,
+    scaled_length,
+)
 
 MOST_COLUMNS = 512  # of a step, whatever drafts: lookahead's widest windows have some hundred
 
@@ -30,40 +34,40 @@ def scaled_attention(facts: Facts, request: Request) -> str | None:
 def dropped_cache(facts: Facts, request: Request) -> str | None:
     """The model computes its cache anew within the text, or forgets the text."""
     length = facts.structure.of(cache_drop_length, facts.model)
-    if length is None or not facts.call.input_ids.shape[1] <= length < facts.call.longest:
+    if length is None or facts.call.input_ids.shape[1] > length or not facts.call.reaches(length + 1):
         return None
     if facts.structure.of(forgets_text, facts.model):
         return f"the model forgets its text at {length + 1} tokens, within this text"
-    is_alone = facts.num_rows == 1 and all(facts.kwargs.get(name) is None for name in compat.OF_PROMPTS)
-    is_static = isinstance(facts.cache, compat.StaticCache)
-    if not is_alone or facts.tier != "tree" or request.is_assisted or is_static:
-        return f"the model computes its cache anew at {length + 1} tokens, within this text"
-    return None
+    return f"the model computes its cache anew at {length + 1} tokens, within this text"
 
 
 def rotary_frequencies(facts: Facts, request: Request) -> str | None:
     """Rotary frequencies change within the text."""
-    if not exceeds_original_length(facts):
+    if not exceeds_original_length(facts) or _is_beyond_the_switch(facts):
         return None
-    if request.is_assisted:
-        return "its rotary frequencies follow the text's length, which transformers' assisted decoding does not"
-    if compat.is_compiled(facts.model):
-        return HIDDEN_LENGTH
-    if any(map(has_several_positions, modules_of(facts.model))):
-        return "its rotary frequencies follow the text's length, and a token has several positions"
-    return None
+    return "its rotary frequencies follow the text's length, which a forward of several tokens does not"
+
+
+def _is_beyond_the_switch(facts: Facts) -> bool:
+    """Returns whether the frequencies have changed before the text's first new token, once and for all."""
+    modules = facts.structure.of(rotary_modules, facts.model)
+    if facts.num_rows > 1 or any(grows(module) or has_several_positions(module) for module in modules):
+        return False
+    positions, switch = facts.kwargs.get("position_ids"), rotary_switch(modules)
+    length = facts.call.input_ids.shape[1] if positions is None else int(positions.max()) + 1
+    return switch is not None and length > switch
 
 
 def scales_by_columns(facts: Facts, most_columns: int = MOST_COLUMNS) -> bool:
     """Returns whether attention goes by the number of columns within the call's texts, or `most_columns` after them."""
     length = facts.structure.of(scaled_length, facts.model)
-    return length is not None and facts.call.longest + most_columns >= length
+    return length is not None and facts.call.reaches(length - most_columns)
 
 
 def exceeds_original_length(facts: Facts) -> bool:
     """Returns whether rotary frequencies may change within the call's texts."""
-    rotary = rotary_of(facts.model, facts.structure)
-    return rotary is not None and facts.call.longest > rotary.switch
+    switch = rotary_switch(facts.structure.of(rotary_modules, facts.model))
+    return switch is not None and facts.call.reaches(switch + 1)
 
 
 def _step_columns(request: Request, tier: str) -> int:

@@ -14,7 +14,7 @@ from hf_specdec.call.request import Request
 from hf_specdec.call.rules.assisted import ONE_SEQUENCE, asked_for
 from hf_specdec.call.rules.cache import repeated_text
 from hf_specdec.call.rules.length import exceeds_original_length, scales_by_columns
-from hf_specdec.call.rules.model import OWN_LOOP, hooked_cache
+from hf_specdec.call.rules.model import OWN_LOOP, foreign_code
 from hf_specdec.forward.forward_arguments import tensors_of
 
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
@@ -39,7 +39,7 @@ def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
         return "its decoder reads an encoding of each prompt"
     if compat.has_own_input_preparation(model) or compat.has_foreign_inputs(model):
         return "its class prepares the inputs of each forward itself"
-    if (reason := hooked_cache(facts, request)) is not None:
+    if (reason := foreign_code(facts, request)) is not None:
         return reason
     return facts.found.capability.reason if facts.tier != "tree" else facts.batch_reason()
 

@@ -66,9 +66,6 @@ def first_layers(facts: Facts, request: Request) -> None:
     if model.config.is_encoder_decoder:
         rule = f"must be unset for an encoder-decoder such as {name}"
         raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
-    for given in compat.given_states(model, call.model_kwargs):
-        remedy = "Pass a smaller model as assistant_model, or choose another method."
-        raise ConfigError("exit_layer", f"must be unset with {given}", layers, remedy)
     try:
         path = call.facts.of(path_to_layers, model)
         check_forwards(model, path)

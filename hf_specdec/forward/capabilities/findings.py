@@ -13,11 +13,9 @@ from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
-from hf_specdec.forward.capabilities.attention import reason_against_states, reason_against_weights
 from hf_specdec.forward.capabilities.probe import Capability, probe, rounds_alike, untried
 from hf_specdec.forward.capabilities.probe_exit import probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
-from hf_specdec.forward.capabilities.random_numbers import draws_numbers, random_states, set_random_states
 from hf_specdec.forward.capabilities.reference import module_tensors
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import Attended, counted
@@ -78,16 +76,6 @@ class Found:
         if self.capability.tier != "tree" or not known_state_layers(model):
             return False
         return self._probed(model, ("rounding",), functools.partial(rounds_alike, model), lambda error: False)
-
-    def states_reason(self, model: PreTrainedModel, states: dict[str, torch.Tensor]) -> str | None:
-        """Reason to decode plainly with `compat.given_states`, or `None`; probed at the first such call."""
-        find = functools.partial(reason_against_states, model, states)
-        return self._probed(model, ("states", *states), find, str)
-
-    def attention_reason(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -> str | None:
-        """Reason to decode calls with `output_attentions` plainly, or `None`; probed at the first such call."""
-        find = functools.partial(reason_against_weights, model, self.capability.tier, encoder_kwargs or {})
-        return self._probed(model, ("output_attentions",), find, str)
 
     def exit_reason(self, model: PreTrainedModel, layers: int) -> str | None:
         """Reason why the first `layers` layers cannot draft for the model, or `None`; probed at the first such call."""
@@ -168,18 +156,24 @@ def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
 def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding:
     """Result of `find`; a compiled model's recompilations, its rows and the random numbers are left to the call.
 
-    So are states that modules keep (RecurrentGemma). Where only other threads have drawn numbers in the meantime,
-    theirs are not drawn again.
+    So are states that modules keep (RecurrentGemma).
     """
     device, states = compat.input_device(model), module_tensors(model)
-    with _stance_lock, torch.compiler.set_stance("force_eager"), compat.without_adapter_hooks(model):
-        before = random_states(device)
+    with _stance_lock, torch.compiler.set_stance("force_eager"):
+        before = _random_states(device)
         try:
             return find()
         finally:
-            is_same = all(map(torch.equal, before, random_states(device)))
-            if not is_same and (model.training or not rank_sync_of(model).is_alone or draws_numbers(find)):
-                set_random_states(device, before)
+            if not all(map(torch.equal, before, _random_states(device))):  # forwards in train mode draw, and Reformer's
+                torch.set_rng_state(before[0])
+                for state in before[1:]:
+                    torch.get_device_module(device).set_rng_state(state, device)
             for module, name, tensor in states:
                 if vars(module).get(name) is not tensor:
                     setattr(module, name, tensor)
+
+
+def _random_states(device: torch.device) -> list[torch.Tensor]:
+    """States of the global generators of the CPU and, if that is another device, of `device`."""
+    of_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *of_device]

@@ -15,10 +15,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.masks import has_table_with_window
+from hf_specdec.compat.state_layers import limits_time_steps, places_trees
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.adapters import adapter_of, lacks_hooks, places_trees
 from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
-from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.reference import (
     Reference,
     arguments,
@@ -82,13 +81,14 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
         if why_not_tree is None:
             try:
                 error = tried(lambda attempt: _try_tree(sample(attempt)))
-                _check_rows(model, encoder_kwargs)
                 return _found(model, "tree", "a tree of tokens gives the logits of the same tokens in sequence", error)
             except REFUSALS as exception:
                 why_not_tree = sentence(exception)
         if compat.counts_padding_out(model):
             reason = "its positions count a token of padding in a text otherwise than plain decoding"
             raise UnsupportedModelError(reason)
+        if limits_time_steps(model):
+            raise UnsupportedModelError("its layers limit the time steps of several tokens, and not that of one")
         error = tried(lambda attempt: _try_chain(sample(attempt)))
         return _found(model, "chain", f"several tokens in sequence work; no tree: {why_not_tree}", error)
     except REFUSALS as exception:
@@ -150,22 +150,12 @@ def _known_reason(model: PreTrainedModel) -> str | None:
     if not TreeMasks(model).supported:
         name = compat.attention_implementation(model.config)
         return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
-    if lacks_hooks(model):
-        return "it is compiled, and a compiled forward leaves out the hooks that place a tree's tokens"
     if has_table_with_window(model):
         return "its windows are counted in columns of the cache, of which a tree has more than its text"
-    if not places_trees(model) and adapter_of(model) is None:
+    if not places_trees(model):
         of_cache = "its decoder takes positions from the cache"
         return of_cache if model.config.is_encoder_decoder else "its forward takes no position_ids"
     return None
-
-
-def _check_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None) -> None:
-    """A model that counts positions by itself has to tell the rows of a batch apart, as it does with chains."""
-    if places_trees(model) and not model.config.is_encoder_decoder:
-        return
-    if (reason := probe_rows(model, "tree", encoder_kwargs)) is not None:
-        raise UnsupportedModelError(reason)
 
 
 class _Sample:

@@ -73,9 +73,8 @@ class DraftRunner(BaseDraftRunner):
 
     def room(self) -> int:
         """Number of tokens that the draft's positions allow below the root."""
-        before_drop = self.target.draft_room if self._has_read else None
-        if before_drop is not None:
-            return before_drop
+        if self._has_read and (room := self.target.draft_room) is not None:
+            return room
         if self.max_positions is None:
             return 1 << 30
         position = self.target.position if self._has_read else max(len(text) for text in self.texts)
@@ -83,7 +82,7 @@ class DraftRunner(BaseDraftRunner):
 
     def num_unread(self, place: int) -> int:
         """Tokens of a row's text before the last that are not in the cache."""
-        known = self.target.num_cached_tokens(place) if self._has_read else 0
+        known = self.target.rows.num_cached[place] if self._has_read else 0
         return max(len(self.texts[place]) - 1 - known, 0)
 
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:

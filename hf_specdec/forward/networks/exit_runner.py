@@ -21,7 +21,6 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.adapters import adapter_of
 from hf_specdec.forward.compiled_forward import ForwardWidths
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
@@ -65,7 +64,7 @@ class ExitRunner(BaseDraftRunner):
         self.vocab_size: int = compat.text_config(model.config).vocab_size
         self.relative_cost = facts.of(_relative_cost, model, layers)
         self.max_positions = facts.of(position_limit, model)
-        self._adapter, self._masks = adapter_of(self.model), TreeMasks(self.model)
+        self._masks = TreeMasks(self.model)
         self._target: Callable[[], ModelRunner | None] = lambda: None
         self._whole: SpecCache | None = None  # the target's cache, and its first layers
         self._first: SpecCache | None = None
@@ -85,8 +84,8 @@ class ExitRunner(BaseDraftRunner):
     def room(self) -> int:
         """Number of tokens that may be drafted below the root; 0 while the target has to compute other tokens first."""
         target = self.target
-        lacks_text = any(len(text) - 1 > target.num_cached_tokens(row) for row, text in enumerate(target.texts))
-        if (lacks_text and not target.lockstep) or target.drops_cache_next():
+        lacks_text = any(len(text) - 1 > target.rows.num_cached[row] for row, text in enumerate(target.texts))
+        if lacks_text and not target.lockstep:
             return 0
         rooms = [1 << 30, target.draft_room]
         if self.max_positions is not None:
@@ -119,10 +118,11 @@ class ExitRunner(BaseDraftRunner):
             self._whole, self._first = whole, first_layers_of(whole, self.layers)
         self._first.sync()  # nothing is uncommitted
         own = copy.copy(target)
-        own.model, own.adapter, own.end_drafts = self.model, self._adapter, None
+        own.model, own.end_drafts = self.model, None
         own.cache = rollback_over(self._first, lockstep=target.lockstep)
-        inputs = target.step_inputs().over(own.model, self._first, self._masks, own.adapter)
-        own._inputs, own._layouts = inputs, []  # noqa: SLF001 a copy of its own
+        inputs = target.step_inputs().over(own.model, self._first, self._masks)
+        own._inputs, own.rows = inputs, copy.copy(target.rows)  # noqa: SLF001 a copy of its own
+        own.rows.layouts = []
         own._widths, own.compiled = ForwardWidths(None, None), None  # noqa: SLF001
         return own
 

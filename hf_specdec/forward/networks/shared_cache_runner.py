@@ -100,7 +100,7 @@ class SharedCacheRunner(BaseHeadRunner[SharedCacheHead]):
         cache, target = self._target.cache.spec, self._target
         if cache is None:
             raise UnsupportedModelError("An assistant reads the target's keys and values, but its cache has none.")
-        ends = np.array([target.num_cached_tokens(place) for place in range(len(self.texts))])[:, None]
+        ends = np.array([target.rows.num_cached[place] for place in range(len(self.texts))])[:, None]
         padding = np.array([len(buffer) - len(text) for buffer, text in zip(target.texts, self.texts, strict=True)])
         keys, masks = {}, {}
         for kind, window in self.head.windows.items():

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from hf_specdec.common.replaced import here
 from hf_specdec.compat.modules import int_mm
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LANES, WIDTH, core_product, product
-from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.own_forward import OwnForward
 
 TINY = 1e-30  # less than any fp16 number but 0
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from hf_specdec.common.replaced import here
 from hf_specdec.kernels.linear import FORWARDS, LANES, product
-from hf_specdec.kernels.own_forward import OwnForward, here
+from hf_specdec.kernels.own_forward import OwnForward
 from hf_specdec.kernels.quantization.weights import FP8_KIND
 
 SHIFT_FACTOR = 2.0**120  # value of a code over the bfloat16 number that its moved bits spell

@@ -95,8 +95,7 @@ class BaseDrafter(CandidateGenerator, ABC):
         num_prompt_logits (`int`): tokens before a prompt's last one after which `learn_prompt` is to be told the
             `num_top_logits` likeliest, at most.
         is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
-        never_drafts (`bool`): whether it always proposes the root alone. Over static caches a CUDA device then begins
-            the next forward before the host has read the token.
+        never_drafts (`bool`): whether it always proposes the root alone.
         max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
         view: what it shows of itself to `spec_observer` after a step, if anything.
     """

@@ -88,7 +88,7 @@ def test_what_a_callers_code_counts_in_the_model_counts_in_each_step(model: Any,
     for _ in range(2):
         assert text(spec_method="plain", compile_config=config).equal(expected)
     assert not expected.equal(clean)
-    assert state_of(model).compiled
+    assert bool(state_of(model).compiled) == (kind == "module")  # with hooks nothing is compiled
 
 
 class Change:

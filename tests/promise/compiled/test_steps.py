@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import itertools
 import logging
 from typing import Any
@@ -83,7 +82,7 @@ def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]
 @pytest.mark.wide
 @pytest.mark.parametrize("is_global", [False, True])
 def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(model: Any, is_global: bool) -> None:
-    """A graph holds what hooks did when it was made."""
+    """A graph would hold what hooks did when it was made: with hooks nothing is compiled."""
     how: dict[str, Any] = {"max_new_tokens": 12, **STATIC, "return_dict_in_generate": True}
     layer = model.model.layers[0]
 
@@ -94,7 +93,6 @@ def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(model: Any, is_
         short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3}}
         for _ in range(2):  # the first one tries the model
             ours = model.generate(PROMPT, **how, **short, compile_config=on_cpu("eager"))
-        assert ours.spec_stats.num_graphs > 0
         return ours.sequences.tolist(), plain(model, PROMPT, **how, disable_compile=True).sequences.tolist()
 
     before, expected = texts()
@@ -107,66 +105,6 @@ def test_a_hook_that_comes_and_goes_between_two_calls_is_noticed(model: Any, is_
     finally:
         handle.remove()
     assert texts()[0] == before
-
-
-class Refused(Exception):
-    """Of a user's hook."""
-
-
-class Refusing:
-    """A forward hook that raises once after it is armed, in a forward of a few tokens.
-
-    By a list, as a flag of it would be a change of the model.
-    """
-
-    def __init__(self) -> None:
-        self.armed: list[int] = []
-
-    def __call__(self, module: Any, args: Any, output: Any) -> None:
-        if self.armed and output.shape[1] < 9:
-            self.armed.clear()
-            raise Refused
-
-
-def of_a_function(hook: Refusing) -> Any:
-    """A function, of which torch compiles the beginning and the rest apart."""
-
-    def call(module: Any, args: Any, output: Any) -> None:
-        torch._dynamo.graph_break()
-        hook(module, args, output)
-
-    return call
-
-
-HOOKS: dict[str, Any] = {
-    "object": lambda hook: hook,
-    "method": lambda hook: hook.__call__,
-    "partial": lambda hook: functools.partial(hook),
-    "function": of_a_function,
-}
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", HOOKS)
-def test_what_a_hook_raises_once_while_its_forward_is_compiled_is_shown(model: Any, kind: str) -> None:
-    """As plain generate shows it; the next call compiles."""
-    how: dict[str, Any] = {**STATIC, "max_new_tokens": 4, "return_dict_in_generate": True}
-    short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 1}}
-    hook, compiled = Refusing(), on_cpu("eager")
-    handle = model.model.layers[0].register_forward_hook(HOOKS[kind](hook))
-    try:
-        model.generate(PROMPT, **how, **short, disable_compile=True)  # tries the model
-        hook.armed.append(1)
-        with pytest.raises(Refused):
-            model.generate(PROMPT, **how, **short, compile_config=compiled)
-        assert not hook.armed
-        output = model.generate(PROMPT, **how, **short, compile_config=compiled)
-        assert output.spec_stats.num_graphs > 0
-        hook.armed.append(1)
-        with pytest.raises(Refused):
-            plain(model, PROMPT, **how, compile_config=compiled)
-    finally:
-        handle.remove()
 
 
 @pytest.mark.wide

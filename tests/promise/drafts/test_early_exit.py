@@ -62,11 +62,8 @@ def test_the_prompt_is_read_once() -> None:
     exits(model)  # the probes
     computed: list[list[int]] = [[], [], []]
     for index, layer in enumerate(layers_of(model)):
-        attention = layer.self_attn  # what stands for a layer that is skipped holds no modules
-        attention.register_forward_pre_hook(
-            lambda module, args, kwargs, index=index: computed[index].append(kwargs["hidden_states"].shape[1]),
-            with_kwargs=True,
-        )
+        product = layer.self_attn.q_proj  # what stands for a layer that is skipped holds no modules
+        product.register_forward_pre_hook(lambda module, args, index=index: computed[index].append(args[0].shape[1]))
     exits(model, max_new_tokens=2)  # the probes of the hooked model
     for layer in computed:
         layer.clear()

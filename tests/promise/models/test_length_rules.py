@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     GPTNeoConfig,
     GPTNeoForCausalLM,
     Llama4ForCausalLM,
@@ -15,9 +13,7 @@ from transformers import (
 )
 
 import hf_specdec
-from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import DRAFTS, PROMPT, plain
-from tests.helpers.zoo import DECODER, Family, build
 from tests.helpers.zoo_wide import NOT_MADE_AGAIN, shrunk
 from tests.helpers.zoo_wide import build as built
 from tests.helpers.zoo_wide import inputs as inputs_of
@@ -41,23 +37,6 @@ def compared(model: Any, *methods: Any, prompt: torch.Tensor = PROMPT, **options
     return [output.spec_stats for output in outputs]
 
 
-@pytest.mark.parametrize("sliding", [DEFAULT, NTK], ids=["one", "both"])
-def test_frequencies_of_a_layer_type_that_grow_for_the_first_time(sliding: dict[str, Any]) -> None:
-    """transformers notes the length of each layer type from the first growth on: each call has a model of its own."""
-    parameters = {"sliding_attention": sliding, "full_attention": NTK}
-    options = {"rope_parameters": parameters, "max_position_embeddings": LENGTH, "sliding_window": 16, "head_dim": 16}
-    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
-    family = Family(name="", config="Gemma3TextConfig", options=DECODER | options | layers, seed=2)
-    settings = NEW | {"return_dict_in_generate": True, "output_logits": True}
-    expected = plain(build(family), PROMPT, **settings)
-    for method in ("prompt_lookup", lambda: RandomTreeDrafter(expected.sequences[0].tolist(), hit_rate=0.9, seed=1)):
-        model = hf_specdec.enable(build(family))
-        output = model.generate(PROMPT, **settings, spec_method=method)
-        assert output.spec_stats.plain_reason is None
-        assert torch.equal(output.sequences, expected.sequences)
-        torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits), atol=1e-4, rtol=1e-4)
-
-
 def varied(model: Any, scale: float) -> Any:
     """The model with weights that make its text vary."""
     torch.manual_seed(0)
@@ -72,14 +51,6 @@ def remade(model_type: str, **changes: Any) -> Any:
     config = shrunk(model_type)
     values = {name: value for name, value in config.to_dict().items() if name not in NOT_MADE_AGAIN}
     return built(type(config).from_dict(values | changes), "causal", 0.15)
-
-
-@MADE_ANEW
-def test_tokens_of_several_positions_decode_plainly_where_frequencies_follow_the_length() -> None:
-    parameters = NTK | {"mrope_section": [2, 3, 3]}
-    model = remade("qwen3_5_text", rope_parameters=parameters, max_position_embeddings=LENGTH)
-    for stats in compared(model, "prompt_lookup", "auto"):
-        assert stats.plain_reason is not None and "several positions" in stats.plain_reason
 
 
 @MADE_ANEW
@@ -228,40 +199,3 @@ class Padding(LogitsProcessor):
             scores = scores.clone()
             scores[:, 1] = 1e4
         return scores
-
-
-def test_a_table_of_positions_that_just_holds_the_text() -> None:
-    """A tree has more columns than the text has positions left; Bart counts its columns by itself."""
-    length = 48
-    config = BartConfig(
-        vocab_size=128,
-        d_model=64,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=length,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-        forced_eos_token_id=None,
-    )
-    model = varied(BartForConditionalGeneration(config), 0.15)
-    model.generation_config.eos_token_id = None
-    model.generation_config.suppress_tokens = [0]
-    settings = {"max_new_tokens": length, "do_sample": False}
-    expected = plain(model, PROMPT, **settings)
-    hf_specdec.enable(model)
-    lookup = {"max_draft_len": 10, "num_branches": 4}
-    for method in (
-        {"spec_method": "lookahead"},
-        {"spec_method": "auto", "spec_config": {"num_nodes": 32}},
-        {"spec_method": "prompt_lookup", "spec_config": lookup},
-        {"spec_method": lambda: RandomTreeDrafter(expected[0].tolist(), hit_rate=0.9, seed=3)},
-    ):
-        output = model.generate(PROMPT, **settings, **method, return_dict_in_generate=True)
-        assert output.spec_stats.tier == "tree"
-        assert torch.equal(output.sequences, expected)

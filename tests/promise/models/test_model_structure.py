@@ -4,8 +4,6 @@ configuration.
 
 import copy
 import dataclasses
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +14,8 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec import compat
 from hf_specdec.compat.fingerprint import fingerprint
+from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.forward.rotary import rotary_of
 from tests.helpers.heads import random_head
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -123,25 +121,6 @@ def test_the_text_is_plains_after_a_change_of_the_structure(name: str, change: C
     assert output.spec_stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "bloom"])
-def test_layers_that_count_positions_may_be_taken_away(family: str) -> None:
-    """Adapters hold the layers that they act in."""
-    model = hf_specdec.enable(build(FAMILIES[family]))
-    decoder = model.get_decoder()
-    name = "layers" if family == "bart" else "block" if family == "t5" else "h"
-    expected = plain(model, PROMPT, **CALL).tolist()
-    assert model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0])).tolist() == expected
-    gone = weakref.ref(getattr(decoder, name)[-1])
-    del getattr(decoder, name)[-1]
-    expected = plain(model, PROMPT, **CALL).tolist()
-    output = model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0]), return_dict_in_generate=True)
-    assert output.sequences.tolist() == expected
-    assert output.spec_stats.tier == "tree"
-    assert output.spec_stats.num_accepted_tokens > 0
-    gc.collect()
-    assert gone() is None
-
-
 def test_an_exit_beyond_the_layers_that_are_left_is_refused() -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     how = {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}}
@@ -183,14 +162,14 @@ def test_facts_are_kept_as_long_as_the_structure_stays() -> None:
     model = build(FAMILIES["llama"])
     state = state_of(model)
     facts = state.facts_of(fingerprint(model))
-    assert rotary_of(model, facts) is None
+    assert rotary_switch(facts.of(rotary_modules, model)) is None
     model.train()
     assert state.facts_of(fingerprint(model)) is facts
     model.eval()
     twin = copy.deepcopy(model)
     assert state_of(twin).facts_of(fingerprint(twin)) is not facts
     model.model.rotary_emb.rope_type = "dynamic"
-    assert rotary_of(model, facts) is not None
+    assert rotary_switch(facts.of(rotary_modules, model)) is not None
     model.config.vocab_size += 1
     assert state.facts_of(fingerprint(model)) is not facts
 

@@ -76,8 +76,8 @@ def hook_function(model: Any) -> Callable[[], None]:
 
 
 def forward_of_an_object(model: Any) -> Callable[[], None]:
-    switched = Switched(model.model.layers[1].forward)
-    model.model.layers[1].forward = switched.forward
+    switched = Switched(model.model.layers[1].mlp.forward)
+    model.model.layers[1].mlp.forward = switched.forward
     return lambda: setattr(switched, "is_on", True)
 
 
