@@ -203,9 +203,20 @@ def test_drafters_are_told_what_a_node_has_to_gain() -> None:
     budget.has_read(200, 4 * ONE)
     cost = budget.draft_cost(1, 1, 100)
     assert cost == DraftCost(
-        of_node=pytest.approx(0.1), of_draft=pytest.approx(0.5), of_forward=1.0, of_reading=0.02, num_steps=100.0
+        of_node=pytest.approx(0.1), of_nodes=cost.of_nodes, of_forward=1.0, of_reading=0.02, num_steps=100.0
     )
+    assert [cost.of_nodes(count) for count in (0, 1, 3, 7)] == pytest.approx([0.0, 0.6, 0.8, 1.2])
     assert budget.draft_cost(1, 1, 100_000).num_steps == LIKELY_TOKENS
+
+
+def test_nodes_have_to_gain_what_the_curve_says_at_their_place() -> None:
+    """Forwards of 2 to 8 tokens take as long as one another, those of 16 half as long again."""
+    budget = budget_of(0.1)
+    flat = {1: 1.0, 2: 1.19, 4: 1.19, 8: 1.19, 16: 1.81, 32: 3.0, 64: 5.4}
+    budget.costs.curve(1).set({size: ONE * ratio for size, ratio in flat.items()})
+    cost = budget.draft_cost(1, 1, 100)
+    assert cost.of_node == 0.0, "some of them are free, so that all are looked at"
+    assert [cost.of_nodes(count) for count in (1, 7, 15)] == pytest.approx([0.19, 0.19, 0.81])
 
 
 def test_a_draft_network_s_time_is_no_cost_of_the_other_sources() -> None:

@@ -13,6 +13,7 @@ not part of that: drafters weigh each of its forwards by themselves.
 What forwards of unknown sizes cost is found out by steps of these sizes, a few of them where many tokens are to come.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Sequence
@@ -99,16 +100,21 @@ class Budget:
         self._exploring = self._size_to_explore(curve, tokens_left, drafting)
         if self._exploring > 1:
             return DraftCost(of_node=0.0, of_forward=math.inf)
-        jump, widening = curve.line(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
+        slope = curve.least_slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
         known = self.costs.draft_speeds.get(network)
         reading = self._seconds_of_reading
         return DraftCost(
-            of_node=self.rate * (widening + drafting),
-            of_draft=self.rate * jump,
+            of_node=self.rate * (slope + drafting),
+            of_nodes=functools.partial(self._tokens_of_nodes, curve, num_rows, drafting),
             of_forward=self.rate * (1.0 if known is None else known.factor),
             of_reading=self.rate * num_live * (reading / one if reading and one else curve.slope_assumed),
             num_steps=min(tokens_left, LIKELY_TOKENS) / self.rate,
         )
+
+    def _tokens_of_nodes(self, curve: CostCurve, num_rows: int, drafting: float, count: int) -> float:
+        """Tokens that come about in the time that so many nodes add to a step."""
+        added = curve.ratio(self._width_of(1 + count, num_rows)) - 1.0
+        return self.rate * (added + count * drafting) if count else 0.0
 
     def cut(
         self, trees: Sequence[DraftTree], num_live: int, others: Sequence[DraftTree] = (), *, packs: bool = False
@@ -190,7 +196,7 @@ class Budget:
         else:
             gain = self._expected / num_live - self.rate * draft_seconds / curve.seconds_of_one
             self._pause_or_go_on(gain, num_live)
-        curve.line(self.max_nodes + 1)  # which the next step asks for, while the device has no work
+        curve.least_slope(self.max_nodes + 1)  # which the next step asks for, while the device has no work
 
     def _width_of(self, num_columns: int, num_rows: int) -> int:
         """Number of columns that a forward of `num_columns` takes the time of."""

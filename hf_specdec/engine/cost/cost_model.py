@@ -52,7 +52,7 @@ class CostCurve:
         self.seconds_of_one: float | None = None
         self.is_fixed = False
         self._estimate: TimeEstimate | None = None  # from the first step on
-        self._lines: dict[int, tuple[float, float]] = {}  # of these ratios
+        self._slopes: dict[int, float] = {}  # of these ratios
 
     @property
     def is_known(self) -> bool:
@@ -66,23 +66,19 @@ class CostCurve:
         share = (num_columns - SIZES[left]) / (SIZES[right] - SIZES[left])
         return self.ratios[left] + share * (self.ratios[right] - self.ratios[left])
 
-    def line(self, limit: int) -> tuple[float, float]:
-        """The line below the curve: what a forward of more than one token costs beyond one, and each of these tokens.
+    def least_slope(self, limit: int) -> float:
+        """What each token after the second adds to a forward of the size at which it adds least.
 
         Args:
             limit: the largest size that counts.
         """
-        if limit not in self._lines:
-            self._lines[limit] = self._line(limit)
-        return self._lines[limit]
-
-    def _line(self, limit: int) -> tuple[float, float]:
-        sizes = [size for size in SIZES if 1 < size <= max(limit, 2)]
-        second = self.ratio(2)
-        far = [size for size in sizes if size >= FAR] or sizes[1:]  # between near ones noise decides
-        steepness = max(0.0, min([(self.ratio(size) - second) / (size - 2) for size in far], default=second - 1.0))
-        jump = min(self.ratio(size) - 1.0 - steepness * (size - 1) for size in sizes)
-        return max(0.0, jump), steepness
+        if limit not in self._slopes:
+            second = self.ratio(2)
+            sizes = [size for size in SIZES if 2 < size <= limit]
+            far = [size for size in sizes if size >= FAR] or sizes  # between near ones noise decides
+            slopes = [(self.ratio(size) - second) / (size - 2) for size in far]
+            self._slopes[limit] = max(0.0, min(slopes, default=second - 1.0))
+        return self._slopes[limit]
 
     def set(self, seconds: dict[int, float]) -> None:
         """Take measured times of some of `SIZES`, that of 1 among them; the others follow."""
@@ -116,7 +112,7 @@ class CostCurve:
         is_first = self.seconds_of_one is None  # which tells what one token takes, by the ratio that is assumed
         self.seconds_of_one, ratios = self._estimate.observe(num_columns, seconds)
         self.ratios = [max(LEAST, ratio) for ratio in ratios]
-        self._lines = {}
+        self._slopes = {}
         others = range(1, len(SIZES))
         place = 0 if num_columns == 1 else min(others, key=lambda place: abs(SIZES[place] - num_columns))
         self.counts[place] += not is_first or place == 0
@@ -127,7 +123,7 @@ class CostCurve:
         A short last line says little of sizes far beyond it, so the assumed slope has a share in it.
         """
         known = [0, *[place for place in range(1, len(SIZES)) if self.counts[place]]]
-        self.ratios[0], self._lines = 1.0, {}
+        self.ratios[0], self._slopes = 1.0, {}
         for left, right in itertools.pairwise(known):
             steepness = (self.ratios[right] - self.ratios[left]) / (SIZES[right] - SIZES[left])
             for place in range(left + 1, right):

@@ -27,6 +27,7 @@ from hf_specdec.methods.common.translation import Translation
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
 READING = 0.02  # tokens a step to come that the reading of a text may lose; a head knows little more for what it read
+TILE = 4  # tokens that a forward computes at once, the text's last among them
 FIRST_LEVELS, MOST_LEVELS = 3, 16  # of draws whose noise is looked at; a row of a large vocabulary takes milliseconds
 LEAST_READ = 16  # tokens of a text that are read in any case
 PROMPT_TOKENS = 1_024  # of a prompt whose logits are kept
@@ -118,7 +119,7 @@ class AutoDrafter(RoundDrafter):
             wanted = self.draft.request(search, found) if self._pays(len(without)) else None
             if wanted is None:
                 break
-            without.append(found if self._value(search, found) > 0.0 else None)
+            without.append(found if self._worth(search, found)[0] > 0.0 else None)
             self.draft.read((yield wanted))
             while self.draft.tell(search):
                 found = search.likeliest(budget, self._floor)
@@ -188,10 +189,15 @@ class AutoDrafter(RoundDrafter):
         self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
         return DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
 
-    def _value(self, search: Search, found: Found) -> float:
-        """Expected accepted tokens of a tree by what is known now, less those that its forward has to gain."""
-        cost = self._cost
-        return search.value(found.nodes) - (len(found.nodes) - 1) * cost.of_node - cost.of_draft
+    def _worth(self, search: Search, found: Found) -> tuple[float, int, float]:
+        """The beginning of a tree that is worth most by what is known now, as the step will be cut.
+
+        Returns:
+            Its expected accepted tokens less those that its forward has to gain, its nodes, and the former alone.
+        """
+        most = len(found.nodes) - 1
+        expected = {count: search.value(found.nodes[: count + 1]) for count in (*range(TILE - 1, most, TILE), most)}
+        return max((tokens - self._cost.of_nodes(count), count, tokens) for count, tokens in expected.items())
 
     @property
     def _forward_cost(self) -> float:
@@ -245,11 +251,10 @@ class AutoDrafter(RoundDrafter):
 
     def _gained(self, search: Search, found: Found, accepted: Sequence[int]) -> float:
         """Tokens gained where the text goes on with `accepted`: the mean of what is expected and of what came."""
-        node, depth = 0, 0
-        while depth < len(accepted) and (child := found.child(node, accepted[depth])) is not None:
+        node, depth, (worth, count, expected) = 0, 0, self._worth(search, found)
+        while depth < len(accepted) and (child := found.child(node, accepted[depth])) is not None and child <= count:
             node, depth = child, depth + 1
-        expected = search.value(found.nodes)
-        return (depth - expected) / 2.0 + self._value(search, found)
+        return (depth - expected) / 2.0 + worth
 
     def _learn(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Let the predictor see the token after every context that the text went through."""

@@ -27,20 +27,26 @@ from hf_specdec.methods.common.node_logits import Array, NodeLogits
 TOKEN_COST = 0.045  # what a token more adds to a forward of one, where nothing is known: a CPU, fp32
 
 
+def _nothing(count: int) -> float:
+    """Tokens that drafts have to gain which cost nothing."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCost:
     """Expected tokens that a draft has to gain.
 
     Attributes:
-        of_node (`float`): by one node; one that is less likely to be accepted is better left out.
-        of_draft (`float`): by all nodes together beyond that, as a forward of two tokens may cost more than the second.
+        of_node (`float`): by one node, wherever it is cheapest; one that is less likely to be accepted is better left
+            out.
+        of_nodes (`Callable[[int], float]`): by so many nodes together, by what the target's forward of them takes.
         of_forward (`float`): by what a draft network computes in as much time as a forward of the target takes.
         of_reading (`float`): by what it computes in as much time as the target reads a token of a prompt.
         num_steps (`float`): verify steps that are likely to come, over which the reading of a text is shared out.
     """
 
     of_node: float = 0.0
-    of_draft: float = 0.0
+    of_nodes: Callable[[int], float] = _nothing
     of_forward: float = 1.0
     of_reading: float = 0.0
     num_steps: float = math.inf

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -284,13 +285,17 @@ def test_a_head_reads_as_much_of_a_text_as_takes_a_small_share_of_the_time(
     assert scorer.num_unread == left
 
 
+def priced(jump: float, count: int) -> float:
+    return jump * (count > 0) + 0.02 * count
+
+
 def test_a_draft_that_cannot_pay_is_no_gain_of_the_draft_model() -> None:
     """A second column costs as much as twenty tokens: what the draft model adds is never verified."""
     found = {}
     for jump in (0.0, 20.0):
         scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.3)
         drafter = drafter_of(memory := SpecMemory(), scorer=scorer, config={"draft_len": 1})
-        asked_in(drafter, scorer, text_of(60), cost=DraftCost(of_node=0.02, of_draft=jump))
+        asked_in(drafter, scorer, text_of(60), cost=DraftCost(of_node=0.02, of_nodes=partial(priced, jump)))
         found[jump] = memory.greedy.gains[0]
     assert found[0.0] > 0.2
     assert found[20.0] < 0.2, "so that it is not asked any more"
