@@ -292,9 +292,7 @@ MUTANTS = (
     Mutant(
         "a block's tokens see those after them", HEADS, "(of_text <= back) & (distances >= -ahead)", "of_text <= back"
     ),
-    Mutant("siblings are followed by the same tokens", BLOCKS, "memories[parents] if known", "memories[-1:] if known"),
-    Mutant("a token's predecessor is its own place", BLOCKS, "(tree.tokens[node], max", "(tree.tokens[0], max"),
-    Mutant("a recurrent state is not kept", PREDECESSOR, "memories = kept * memories", "memories = 0.0 * memories"),
+    Mutant("siblings are followed by the same tokens", BLOCKS, "(tree.tokens[node], tree", "(tree.tokens[0], tree"),
     Mutant("candidates keep their first scores", PREDECESSOR, "best + scores.to(best)", "best"),
     Mutant(
         "convolutions read across blocks", CONVOLUTION, "states.reshape(-1, self.block_size,", "states.reshape(1, -1,"

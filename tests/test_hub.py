@@ -8,7 +8,6 @@ import transformers
 
 import hf_specdec
 from hf_specdec.loading import hub
-from hf_specdec.methods.dflash.transformers_model import DFlashModelHead
 from tests.helpers.head_models import random_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
@@ -142,7 +141,7 @@ def test_a_head_travels_in_the_folder(unenabled: Any, inputs: dict[str, Any], tm
 
 def test_a_memory_travels_in_the_folder(unenabled: Any, inputs: dict[str, Any], tmp_path: Path) -> None:
     """What was written once takes fewer steps where the memory is, and the model's own memory is left out of it."""
-    config = {"num_nodes": 8, "window_size": 0}
+    config = {"num_nodes": 8}
     expected = hf_specdec.enable(unenabled).generate(**inputs, **OPTIONS, spec_method="auto", spec_config=config)
     memory = hf_specdec.spec_memory(unenabled)
     assert memory is not None
@@ -187,7 +186,7 @@ def test_a_head_that_cannot_travel_is_refused_before_anything_is_written(unenabl
     hub.export(tmp_path, head=random_head(unenabled))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(hf_specdec.ConfigError, match="`head` must be an EAGLE-3 head"):
-        hub.export(tmp_path, spec_method="dflash", head=DFlashModelHead(random_dflash(unenabled)))
+        hub.export(tmp_path, spec_method="dflash", head=random_dflash(unenabled))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -8,9 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.compat.gemma_assistant import heads_of_layers, last_own_layers
 from hf_specdec.compat.modules import as_read_by
-from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import UNBOUNDED, Call
@@ -23,9 +21,8 @@ from hf_specdec.forward.networks.block_runner import BLOCK_STEP, BlockRunner
 from hf_specdec.forward.networks.head_base import BaseHeadRunner, HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
-from hf_specdec.forward.networks.shared_cache_runner import SHARED_STEP, SharedCacheRunner
 from hf_specdec.methods.common.config import SpecConfig
-from hf_specdec.methods.common.draft_head import BlockHead, DraftHead, PairHead, SharedCacheHead
+from hf_specdec.methods.common.draft_head import BlockHead, DraftHead, PairHead
 from hf_specdec.methods.common.draft_scorer import cost_ratio
 from hf_specdec.methods.common.entry import Method
 
@@ -57,8 +54,6 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if isinstance(head, BlockHead) and head.mask_token_id >= len(embeddings.weight):
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
-    if isinstance(head, SharedCacheHead):
-        _check_keys(target, head, remedy)
     num_layers = compat.num_decoder_layers(target)
     layers = head.layer_ids(num_layers)
     if max(layers) > num_layers:
@@ -89,21 +84,6 @@ def check_target(target: PreTrainedModel, *, embedding_width: int | None = None)
     return embeddings
 
 
-def _check_keys(target: PreTrainedModel, head: SharedCacheHead, remedy: str) -> None:
-    """Raise unless the head can read the target's keys and values."""
-    if device_mesh(target) is not None:
-        raise UnsupportedModelError(
-            "A head that reads the target's keys and values needs all of them in one process, but "
-            f"{type(target).__name__} is shared between several. Use another spec_method."
-        )
-    wanted = head.key_heads
-    layers = last_own_layers(target)
-    found = heads_of_layers(target.config, {kind: layers[kind] for kind in wanted if kind in layers})
-    if found != wanted:
-        rule = f"must read the target's key/value heads and their sizes {found}"
-        raise ConfigError("assistant_model", rule, f"a head that reads {wanted}", remedy)
-
-
 def head_runner_of(call: Call, head: DraftHead, *, budget: int, compiles: bool) -> BaseHeadRunner[Any]:
     """The head with a cache of its own, for the call's prompts.
 
@@ -132,9 +112,6 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int, compiles: bool) 
     def shapes_of(kind: StepKind, widest: int) -> CompiledShapes | None:
         return head_shapes(call, head, kind, num_columns=length + room, widest=widest) if compiles else None
 
-    if isinstance(head, SharedCacheHead):
-        about = replace(about, shapes=shapes_of(SHARED_STEP, widest=1 + budget))
-        return SharedCacheRunner(head, about, last_own_layers(call.model))
     if isinstance(head, BlockHead):
         about = replace(about, shapes=shapes_of(BLOCK_STEP, widest=head.block_size))
         if head.lm_head is not None:

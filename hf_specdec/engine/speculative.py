@@ -30,7 +30,6 @@ from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.networks.drafting import used_by
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.forward.networks.shared_cache_runner import SharedCacheRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter
 
@@ -196,7 +195,7 @@ def queued_sequence_of(
 
 def _bind(draft_runner: BaseDraftRunner | None, target: ModelRunner) -> None:
     """Let drafts be made over the target's cache where they read it."""
-    if isinstance(draft_runner, SharedCacheRunner | ExitRunner):
+    if isinstance(draft_runner, ExitRunner):
         draft_runner.bind(target)
 
 

@@ -26,6 +26,7 @@ from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name
 from hf_specdec.kernels.attention import asks_for_xformers
 from hf_specdec.kernels.quantization.bnb import prepare
+from hf_specdec.kernels.quantization.fp8_linear import zero_rows
 from hf_specdec.kernels.quantization.precision import (
     DTYPES,
     PRECISIONS,
@@ -130,6 +131,7 @@ class _EnabledAutoModel:
             model.to(dtype=cast_to)
         if precision == "fp8":
             _check_fp8(model)
+            zero_rows(model)
         prepare(model)
         _restore_settings(model, path, kwargs)
         enable(model)
@@ -234,10 +236,10 @@ class AutoDraftHead:
         device: torch.device | str | None = None,
         **hub: Any,
     ) -> DraftHead:
-        """Read an EAGLE-3 head, a DFlash head, an assistant of Gemma 4, or MTP layers.
+        """Read an EAGLE-3 head, a DFlash head, or MTP layers.
 
-        EAGLE-3 heads may have the format of speculators, of SafeAILab and SpecForge, or of DeepSpec; DFlash and DSpark
-        heads that of their authors, of speculators, or of transformers.
+        EAGLE-3 heads may have the format of speculators, of SafeAILab and SpecForge, or of DeepSpec; DFlash heads that
+        of their authors or of speculators.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.
@@ -284,7 +286,7 @@ def _no_head(files: HeadFiles) -> SpecError:
     values = files.values()
     given = values.get("architectures") or values.get("speculators_model_type") or values.get("model_type")
     labels = sorted(source.label for source in sources().values() if source.style == "head")
-    remedy = f"Choose the folder of a draft head: {', '.join(labels)}, or a Gemma 4 assistant."
+    remedy = f"Choose the folder of a draft head: {', '.join(labels)}."
     return ConfigError("path", "must have a config.json that describes a draft head", given, remedy)
 
 

@@ -10,15 +10,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from tests.helpers.head_models import (
-    HEADS,
-    build_gemma,
-    fitted_assistant,
-    fitted_dflash,
-    random_assistant,
-    random_dflash,
-    random_dflash_head,
-)
+from tests.helpers.head_models import HEADS, random_dflash, random_dflash_head
 from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp
 from tests.helpers.support import MASK, PADDED, PROMPT
 
@@ -123,9 +115,6 @@ EAGLE3: dict[str, dict[str, Any]] = {
 }
 
 
-ORDERED: dict[str, Any] = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
-
-
 CASES: dict[str, HeadCase] = {
     **{
         f"eagle3, {name}": HeadCase("eagle3", _of_zoo("llama"), partial(random_head, **flags))
@@ -136,15 +125,6 @@ CASES: dict[str, HeadCase] = {
     **{
         f"dflash, a head of {kind}": HeadCase("dflash", _of_zoo("llama"), partial(random_dflash_head, kind=kind))
         for kind in HEADS
-    },
-    **{
-        f"gemma4_assistant, {shared} shared layers, {name}": HeadCase(
-            "draft_model",
-            lambda _, shared=shared: build_gemma(num_kv_shared_layers=shared),
-            lambda _, fields=fields: random_assistant(**fields),
-        )
-        for shared in (2, 0)
-        for name, fields in {"plain": {}, "ordered embeddings": ORDERED}.items()
     },
 }
 
@@ -184,22 +164,4 @@ FITTED = {
         )
         for name, num_layers in {"mtp, glm4_moe, 1 layer": 1, "mtp, glm4_moe, 3 layers": 3}.items()
     },
-    "dflash, llama": Fitted(
-        CASES["dflash, llama"],
-        partial(fitted_dflash, start=13),
-        length=12,
-        num_tokens=24,
-        theirs=lambda head: {"assistant_model": head, "speculation_type": "dflash"},
-        config={},
-        most_forwards=16,
-    ),
-    "gemma4_assistant": Fitted(
-        CASES["gemma4_assistant, 2 shared layers, plain"],
-        partial(fitted_assistant, start=13),
-        length=12,
-        num_tokens=20,
-        theirs=lambda head: {"assistant_model": head},
-        config={},
-        most_forwards=17,
-    ),
 }

@@ -37,7 +37,6 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "eagle3, reduced vocabulary": always("eagle3", SHAPES["tree"]),
     "mtp, glm4_moe, 3 layers": always("mtp", SHAPES["tree"]),
     "dflash, llama": always("dflash", SHAPES["tree"]),
-    "gemma4_assistant, 2 shared layers, plain": always("draft_model", SHAPES["tree"]),
 }
 
 

@@ -22,8 +22,7 @@ ONE_OF_EACH = (
     "eagle3, llama",
     "mtp, glm4_moe, 3 layers",
     "dflash, llama",
-    "dflash, a head of dspark, rnn",
-    "gemma4_assistant, 2 shared layers, plain",
+    "dflash, a head of dflash2",
 )
 Pair = tuple[Any, Any]
 

@@ -29,18 +29,17 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         project: states of the head to logits, the target's or those of the head's own vocabulary.
     """
 
-    per_row = ("_firsts", "_unread", "_blocks", "_states", "_memories")
+    per_row = ("_firsts", "_unread", "_blocks", "_states")
 
     def __init__(self, head: BlockHead, call: HeadCall, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(head, call)
         self.project, self.max_draft_len = project, head.num_drafted
         self._firsts = [0] * self.num_rows  # position of each row's first state
         self._unread: list[list[torch.Tensor]] = [[] for _ in self.texts]  # features that the cache lacks
-        # of this round: (num_drafted, draft_vocab_size) logits, (num_drafted, hidden_size) states, and
-        # (nodes, memory_size) of the nodes that are scored, where logits depend on the token before
+        # of this round: (num_drafted, draft_vocab_size) logits, and (num_drafted, hidden_size) states where logits
+        # depend on the token before
         self._blocks: list[torch.Tensor | None] = [None] * self.num_rows
         self._states: list[torch.Tensor | None] = [None] * self.num_rows
-        self._memories: list[torch.Tensor | None] = [None] * self.num_rows
         reserve, shapes, self._shapes = call.reserve + head.block_size, head.cache_shapes(), call.shapes
         self._cache = head_cache(head, shapes, call.shapes, num_rows=self.num_rows, reserve=reserve)
 
@@ -81,24 +80,17 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             flat = block.new_zeros((1, block.shape[1]))  # beyond the block any token is as likely as any other
             depths = torch.tensor(tree.depths[known:], device=block.device).clamp(max=len(block))
             rows = torch.cat([block, flat])[depths]
-            scored.append(rows if self.head.memory_size is None else self._after(place, tree, known, rows))
+            scored.append(self._after(place, tree, known, rows) if self.head.follows_tokens else rows)
         return torch.cat(scored)
 
     def _after(self, place: int, tree: DraftTree, known: int, rows: torch.Tensor) -> torch.Tensor:
         """Logits of a row's nodes that are not scored yet, by their tokens too."""
-        states, memories = self._states[place], self._memories[place]
-        assert states is not None and memories is not None
-        parts, num_scored = [], known
-        while nodes := self._next_nodes(known, tree):
-            about = [(tree.tokens[node], max(tree.parents[node], 0), tree.depths[node]) for node in nodes]
-            tokens, parents, depths = to_device([np.array(about)], states.device)[0].unbind(1)
-            before = memories[parents] if known else memories.new_zeros((1, memories.shape[1]))
-            own = rows[nodes.start - num_scored : nodes.stop - num_scored]
-            own, kept = self.head.after(own, tokens, states[depths.clamp(max=len(states) - 1)], before)
-            parts.append(own)
-            memories, known = torch.cat([memories, kept]), nodes.stop
-        self._memories[place] = memories
-        return torch.cat(parts)
+        states = self._states[place]
+        assert states is not None
+        nodes = range(known, len(tree))
+        pairs = np.array([(tree.tokens[node], tree.depths[node]) for node in nodes])
+        tokens, depths = to_device([pairs], states.device)[0].unbind(1)
+        return self.head.after(rows, tokens, states[depths.clamp(max=len(states) - 1)])
 
     def _compute(self, wanted: Sequence[bool]) -> None:
         """One forward: new states of the text, C columns a row, and the wanted rows' blocks of N tokens."""
@@ -142,9 +134,8 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             if want:
                 self._unread[place] = []
                 self._blocks[place] = logits[place]
-                if head.memory_size is not None:
+                if head.follows_tokens:
                     self._states[place] = states[place]
-                    self._memories[place] = states.new_empty((0, head.memory_size))
 
     def _place(self, num_new: int) -> tuple[int, int, bool]:
         """C for so many new states, K, and whether both are fixed; says where the cache writes the C + N columns."""
@@ -181,7 +172,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
 
     def _renew_round(self) -> None:
         self._blocks, self._states = [None] * len(self.texts), [None] * len(self.texts)
-        self._memories = [None] * len(self.texts)
 
     def _select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)

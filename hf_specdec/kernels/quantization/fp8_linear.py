@@ -46,6 +46,15 @@ class Fp8Forward(OwnForward):
         return widened_product(input, weight.qdata, weight.scale, self.module.bias)
 
 
+def zero_rows(model: torch.nn.Module) -> None:
+    """Make zeros of the NaN that torchao 0.18 makes of a row of zeros."""
+    for module in model.modules():
+        weight: Any = getattr(module, "weight", None)
+        if type(weight).__name__ == FP8_KIND:
+            codes = weight.qdata.view(torch.int8)
+            codes.masked_fill_((codes & 0x7F) == 0x7F, 0)
+
+
 def widened_product(
     tokens: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:

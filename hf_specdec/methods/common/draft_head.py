@@ -159,7 +159,7 @@ class BlockHead(DraftHead):
         lm_head (`nn.Linear | None`): an output head of its own; without, the target's reads its states.
         span: of layers without a sliding window.
         sliding_span: of those with one; `None` where no layer has one.
-        memory_size (`int | None`): width of what `after` keeps of a token; `None` where the tokens of a block are
+        follows_tokens (`bool`): whether logits depend on the token before, see `after`; else the tokens of a block are
             drafted without knowing one another.
     """
 
@@ -169,7 +169,7 @@ class BlockHead(DraftHead):
     lm_head: nn.Linear | None
     span: AttentionSpan = AttentionSpan()
     sliding_span: AttentionSpan | None = None
-    memory_size: int | None = None
+    follows_tokens: bool = False
 
     @property
     def num_drafted(self) -> int:
@@ -201,54 +201,15 @@ class BlockHead(DraftHead):
             cache: a transformers cache; the C + N new keys and values are written to it.
         """
 
-    def after(
-        self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor, memories: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits after `tokens`, `(N, draft_vocab_size)`, and what is kept of these for those after them.
+    def after(self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """The logits after `tokens`, `(N, draft_vocab_size)`.
 
         Args:
             logits: `(N, draft_vocab_size)` whatever the token before.
             tokens: `(N,)` ids of the target.
             states: `(N, hidden_size)` that the logits are of.
-            memories: `(N, memory_size)` of the nodes before `tokens`, zero for the last token of the text.
         """
         raise NotImplementedError
-
-
-class SharedCacheHead(DraftHead):
-    """A head that reads the target's keys and values, and the state of the token before; it has no cache of its own.
-
-    What it drafts is at the position of the last token, and drafted tokens see the text alone.
-
-    Attributes:
-        windows (`Mapping[str, int | None]`): how far back the layers of each type see; `None` for all of the text.
-        key_heads (`Mapping[str, tuple[int, int]]`): key/value heads of the target and their size, by type of layer.
-    """
-
-    windows: Mapping[str, int | None]
-    key_heads: Mapping[str, tuple[int, int]]
-
-    @abstractmethod
-    def forward(
-        self,
-        embeddings: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        masks: Mapping[str, torch.Tensor],
-        keys: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states after Q tokens `(batch, Q, hidden_size)`, and what `logits` reads of them `(batch, Q, width)`.
-
-        Args:
-            embeddings, states: `(batch, Q, hidden_size)`.
-            positions: `(batch, Q)`.
-            masks: `(batch, 1, Q, K)` bool by type of layer: which of the target's K columns each token sees.
-            keys: the target's keys and values by type of layer, `(batch, heads, K, size)`.
-        """
-
-    @abstractmethod
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """`(N, vocab_size)` of outputs `(N, width)` that `forward` returned."""
 
 
 def attention_shape(config: Any) -> tuple[int, int, int]:

@@ -10,19 +10,19 @@ from hf_specdec.methods.draft_model.head_config import HeadConfig
 class DFlashConfig(HeadConfig):
     """A head drafts a block of tokens in one forward from the target's hidden states, the target verifies.
 
-    Sources: https://arxiv.org/abs/2602.06036 (DFlash), https://arxiv.org/abs/2607.05147 (DSpark).
+    Source: https://arxiv.org/abs/2602.06036.
 
     Further arguments are those of `DraftModelConfig`, but for `exit_layer`.
 
     Args:
         draft_len (`int`, *optional*, defaults to `15`):
             Most tokens drafted along one branch, and never more than a block of the head holds: `block_size - 1`, or
-            `block_size` for heads that draft from the text's last token too, as DSpark heads do by default. Aliases:
-            `max_draft_len`, `num_assistant_tokens`.
+            `block_size` for heads that draft from the text's last token too. Aliases: `max_draft_len`,
+            `num_assistant_tokens`.
         num_branches (`int`, *optional*, defaults to `1`):
             Most children of a node of the draft tree; 1 drafts a chain. With DFlash heads the tokens of a block are
             predicted independently of one another, so all branches of a tree offer the same tokens at each depth. With
-            DSpark and DFlash 2 heads each node has children of its own.
+            DFlash 2 heads each node has children of its own.
     """
 
     draft_len: int = 15

@@ -1,4 +1,4 @@
-"""Configuration of a DFlash head, of DFlash, DFlash 2 and DSpark, in either of their published forms.
+"""Configuration of a DFlash head, of DFlash and DFlash 2, in either of their published forms.
 
 That of the methods' authors is the flat configuration of the head's layers, with an architecture's name and the other
 fields, also in a `dflash_config`. That of speculators nests the layers' configuration. The networks are the same.
@@ -18,12 +18,8 @@ from hf_specdec.methods.common.head_files import layer_values
 ARCHITECTURES = {  # of the authors' form -> the kind
     "DFlashDraftModel": "dflash",
     "DFlash2DraftModel": "dflash2",
-    "DSparkDraftModel": "dspark",
-    "Qwen3DSparkModel": "dspark",
 }
-QWEN3 = ("qwen3", "dspark")  # model types of DSpark heads whose layers are qwen3's
-KINDS = ("dflash", "dflash2", "dspark")
-MARKOV_HEADS = ("vanilla", "gated", "rnn")
+KINDS = ("dflash", "dflash2")
 SLIDING = "sliding_attention"
 # fields of networks that compute something else: the value with which nothing else is computed
 UNKNOWN: Mapping[str, Any] = {
@@ -51,8 +47,6 @@ class DFlashHeadConfig:
         target_hidden_size (`int`): width of one hidden state of the target.
         span, sliding_span: how far the tokens of a block see, in layers without and with a sliding window.
         drafts_at_root (`bool`): the state of the last token drafts the next one, instead of the first mask's.
-        markov_rank (`int`): of DSpark, width of what is added by the token before, 0 without.
-        markov_head_type (`str`): how it is computed, "vanilla", "gated" or "rnn".
         conv_kernel_size, conv_group_size (`int`): of DFlash 2's convolutions, 0 without.
         selector_rank, selector_top_k (`int`): of DFlash 2, width and number of the candidates that are scored by the
             token before, 0 without.
@@ -67,8 +61,6 @@ class DFlashHeadConfig:
     span: AttentionSpan = ALL
     sliding_span: AttentionSpan | None = None
     drafts_at_root: bool = False
-    markov_rank: int = 0
-    markov_head_type: str = "vanilla"
     conv_kernel_size: int = 0
     conv_group_size: int = 0
     selector_rank: int = 0
@@ -85,8 +77,6 @@ class DFlashHeadConfig:
         ids = self.layer_ids
         if not ids or min(ids) < 0 or len(set(ids)) != len(ids):
             raise ConfigError("target_layer_ids", "must be different numbers from 0 on", ids, REMEDY)
-        if self.markov_head_type not in MARKOV_HEADS:
-            raise unknown_name("markov_head_type", self.markov_head_type, MARKOV_HEADS)
         if self.conv_group_size and self.layer.hidden_size % self.conv_group_size:
             rule = f"must divide hidden_size {self.layer.hidden_size}"
             raise ConfigError("conv_group_size", rule, self.conv_group_size, REMEDY)
@@ -108,22 +98,16 @@ class DFlashHeadConfig:
                 raise unknown_name("speculators_model_type", kind, KINDS)
             return cls._from_speculators(values, kind)
         kind = _flat_kind(values)
-        if kind == "dspark" and values.get("model_type", "qwen3") not in QWEN3:
-            raise ConfigError("model_type", "must be qwen3 for a DSpark head", values["model_type"], REMEDY)
         if kind is None:
             rule = f"must name {' or '.join(ARCHITECTURES)}, or speculators_model_type must be {' or '.join(KINDS)}"
             raise ConfigError("architectures", rule, values.get("architectures"), "Choose the folder of a DFlash head.")
         return cls._from_flat(own, kind)
 
     def to_dict(self) -> dict[str, Any]:
-        """The config.json of the authors' form, for DFlash and DSpark heads without sliding windows."""
+        """The config.json of the authors' form, for DFlash heads without sliding windows."""
         own = {"mask_token_id": self.mask_token_id, "target_layer_ids": [layer - 1 for layer in self.layer_ids]}
         values = {**layer_values(self.layer), "block_size": self.block_size}
-        if not self.markov_rank:
-            return {"architectures": ["DFlashDraftModel"], **values, "dflash_config": own}
-        own |= {"markov_rank": self.markov_rank, "markov_head_type": self.markov_head_type}
-        own |= {"enable_confidence_head": False, "sample_from_anchor": self.drafts_at_root}
-        return {"architectures": ["Qwen3DSparkModel"], **values, **own}
+        return {"architectures": ["DFlashDraftModel"], **values, "dflash_config": own}
 
     @classmethod
     def _from_flat(cls, values: Mapping[str, Any], kind: str) -> "DFlashHeadConfig":
@@ -180,14 +164,11 @@ def _of_both_forms(values: Mapping[str, Any], layer: PretrainedConfig, kind: str
     found = {
         "mask_token_id": _required(values, "mask_token_id"),
         "target_hidden_size": values.get("target_hidden_size") or layer.hidden_size,
-        "drafts_at_root": bool(values.get("sample_from_anchor", kind == "dspark")),
+        "drafts_at_root": bool(values.get("sample_from_anchor")),
     }
-    if kind == "dspark":
-        usual: dict[str, Any] = {"markov_rank": 256, "markov_head_type": "vanilla"}
-    elif kind == "dflash2":
+    usual: dict[str, Any] = {}
+    if kind == "dflash2":
         usual = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
-    else:
-        usual = {}
     return found | {field: values.get(field, value) for field, value in usual.items()}
 
 

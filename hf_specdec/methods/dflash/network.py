@@ -15,7 +15,7 @@ from hf_specdec.compat.decoder_layers import LAYERS, attend, config_of_layers, r
 from hf_specdec.methods.common.draft_head import BlockHead, attention_shape
 from hf_specdec.methods.dflash.convolution import BlockConvolution
 from hf_specdec.methods.dflash.head_config import SLIDING, DFlashHeadConfig
-from hf_specdec.methods.dflash.predecessor import CandidateSelector, MarkovHead, PredecessorHead
+from hf_specdec.methods.dflash.predecessor import CandidateSelector
 
 
 class DFlashHead(BlockHead):
@@ -65,10 +65,8 @@ class DFlashHead(BlockHead):
         self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False) if has_output_head else None
         is_reduced = config.draft_vocab_size < layer_config.vocab_size
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if is_reduced else None)
-        self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
-        by_predecessor = self.by_predecessor
-        self.memory_size = None if by_predecessor is None else by_predecessor.memory_size
+        self.follows_tokens = self.candidate_selector is not None
         if config.conv_kernel_size:
             for layer in self.layers:
                 for name in ("attention_conv", "mlp_conv"):
@@ -83,11 +81,6 @@ class DFlashHead(BlockHead):
             has_output_head=self.lm_head is not None,
             has_mask_embedding=self.mask_embedding is not None,
         )
-
-    @property
-    def by_predecessor(self) -> PredecessorHead | None:
-        """Part that makes logits depend on the token before."""
-        return self.markov_head or self.candidate_selector
 
     @property
     def target_ids(self) -> torch.Tensor | None:
@@ -127,14 +120,11 @@ class DFlashHead(BlockHead):
         normed: torch.Tensor = self.norm(states)
         return normed
 
-    def after(
-        self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor, memories: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def after(self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """See `BlockHead.after`."""
-        by_predecessor = self.by_predecessor
-        assert by_predecessor is not None
-        found: tuple[torch.Tensor, torch.Tensor] = by_predecessor(logits, tokens, states, memories)
-        return found
+        assert self.candidate_selector is not None
+        scored: torch.Tensor = self.candidate_selector(logits, tokens, states)
+        return scored
 
 
 def _convolved(

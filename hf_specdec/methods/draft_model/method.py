@@ -3,11 +3,10 @@
 from functools import partial
 
 from hf_specdec.methods.common.drafter import BaseDrafter
-from hf_specdec.methods.common.entry import DrafterContext, HeadKind, Method, Source
+from hf_specdec.methods.common.entry import DrafterContext, Method, Source
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
-from hf_specdec.methods.draft_model.gemma4_assistant import head_of_assistant, is_gemma_assistant, load_assistant
 from hf_specdec.methods.draft_model.translated import TranslatedDrafter
 
 
@@ -45,6 +44,5 @@ METHOD = Method(
     make=partial(drafter_of, "draft_model"),
     needs_draft_model=True,
     takes_draft_model=True,
-    head=HeadKind(is_config=is_gemma_assistant, load=load_assistant, wrap=head_of_assistant),
     sources=(Source("draft_model", "draft model", "written by the smaller model", "D", "draft_model"),),
 )

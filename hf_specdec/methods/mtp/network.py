@@ -10,23 +10,24 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec.compat import CACHE
+from hf_specdec.compat import CACHE, attention_implementation, text_config
+from hf_specdec.compat.masks import MASKED
 from hf_specdec.compat.mtp import MtpModel, use_float64_experts, use_mask_attention
-from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import PairHead, within
-from hf_specdec.methods.common.wrapped_head import WrappedHead
 from hf_specdec.methods.mtp.checkpoint import load_mtp
 from hf_specdec.methods.mtp.families import FULL, SLIDING
 from hf_specdec.methods.mtp.layers import FamilyMtp, mtp_logits
 
 
-class MtpHead(WrappedHead, PairHead):
+class MtpHead(PairHead):
     """The MTP layers of one target.
 
     Args:
         mtp: transformers' layers; their embeddings and output head are the target's, and stay where they are.
 
     Raises:
+        ConfigError: their attention takes no masks.
         UnsupportedModelError: a layer is neither full nor sliding attention.
     """
 
@@ -35,9 +36,16 @@ class MtpHead(WrappedHead, PairHead):
 
     def __init__(self, mtp: MtpModel) -> None:
         use_mask_attention(mtp)
-        super().__init__(mtp.config)
+        super().__init__()
         self._mtp = (mtp,)  # a tuple: what it shares with the target is no part of this module
-        config = mtp.config
+        config, text = mtp.config, text_config(mtp.config)
+        attention = attention_implementation(config)
+        if attention not in MASKED:
+            rule = f"must be {' or '.join(MASKED)} for a draft head, whose rows see masks"
+            raise ConfigError("attn_implementation", rule, attention, "Load the head without it.")
+        self.embed_tokens, self._is_additive = None, attention == "eager"
+        self.name_or_path, self.vocab_size = config.name_or_path, getattr(text, "vocab_size", None)
+        self.hidden_size = self.target_hidden_size = int(text.hidden_size)
         kinds = getattr(config, "layer_types", None) or [FULL] * len(mtp.layers)
         others = sorted(set(kinds) - {FULL, SLIDING})
         if others:
@@ -60,6 +68,10 @@ class MtpHead(WrappedHead, PairHead):
     def of_checkpoint(cls, target: PreTrainedModel, path: str | None = None) -> "MtpHead":
         """The MTP layers of a target's checkpoint; see `load_mtp`."""
         return cls(load_mtp(target, path))
+
+    def layer_ids(self, num_layers: int) -> tuple[int, ...]:
+        """The last hidden state."""
+        return (num_layers,)
 
     @property
     def num_weights(self) -> int:
@@ -106,11 +118,17 @@ class MtpHead(WrappedHead, PairHead):
             embeddings,
             states,
             position_embeddings=rotary,
-            attention_mask=self._mask(mask, states.dtype),
+            attention_mask=self._masked(mask, states.dtype),
             position_ids=positions,
             **{CACHE: cache},
         )
         return computed if self.norm is None else self.norm(computed)
+
+    def _masked(self, seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A bool mask as the layers' attention takes it."""
+        if not self._is_additive:
+            return seen
+        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., vocab_size)` of what the first layer computed."""

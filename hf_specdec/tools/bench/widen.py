@@ -114,12 +114,11 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
 
 
 def _reads_states_elsewhere(head: Eagle3Head | DFlashHead) -> bool:
-    """Tell DFlash heads with parts over their states that are not widened: convolutions, selectors, gates."""
+    """Tell DFlash heads with parts over their states that are not widened: convolutions and selectors."""
     config = head.config
     if not isinstance(config, DFlashHeadConfig):
         return False
-    is_plain = not config.markov_rank or config.markov_head_type == "vanilla"
-    return bool(config.conv_kernel_size or config.selector_rank) or not is_plain
+    return bool(config.conv_kernel_size or config.selector_rank)
 
 
 def check_widening(original: PreTrainedModel, widened: PreTrainedModel, *, num_tokens: int = 64) -> float:

@@ -93,7 +93,7 @@ def test_a_head_drafts_what_the_speculators_package_drafts(name: str, split: int
         torch.testing.assert_close(rows_of(head, expected, [anchor])[0], wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if "dspark" in name or "dflash2" in name])
+@pytest.mark.parametrize("name", ["dflash2"])
 def test_siblings_of_a_tree_are_followed_by_what_follows_each(name: str) -> None:
     """The logits after a node of a tree are those after its path, scored level by level or at once."""
     head, expected = load_head(FIXTURES / name), load_file(FIXTURES / name / "expected.safetensors")
@@ -140,12 +140,11 @@ def test_a_head_is_saved_as_it_was_published(name: str, tmp_path: Path) -> None:
     save_head(head, tmp_path, num_target_layers=4)
     values, before = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, source))
     changed = {key: value for key, value in values.items() if before.get(key) != value}
-    assert changed.pop("enable_confidence_head", False) is False
     assert changed.keys() <= {"num_target_layers", "dtype"}
     weights, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path, source))
     assert all(torch.equal(weights[key].to(theirs[key]), theirs[key]) for key in weights.keys() & theirs.keys())
     assert weights.keys() - theirs.keys() <= {"t2d"}
-    assert not [key for key in theirs.keys() - weights.keys() if not key.startswith(("verifier_", "confidence_"))]
+    assert not [key for key in theirs.keys() - weights.keys() if not key.startswith("verifier_")]
     expected, again = load_file(source / "expected.safetensors"), load_head(tmp_path)
     torch.testing.assert_close(rows_of(again, expected, [6])[0], rows_of(head, expected, [6])[0])
 
@@ -154,7 +153,7 @@ def as_authors(source: Path, folder: Path, *, architecture: str, nested: bool) -
     """The same head in the flat form, its own fields next to the layers' or in a `dflash_config`."""
     values = json.loads((source / "config.json").read_text())
     names = ("mask_token_id", "block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-    own = {name: values[name] for name in (*names, "markov_rank", "markov_head_type") if name in values}
+    own = {name: values[name] for name in names if name in values}
     own["target_layer_ids"] = [layer - 1 for layer in values["aux_hidden_state_layer_ids"]]
     if "sliding" in source.name:
         own["causal"] = not values["sliding_window_non_causal"]
@@ -171,8 +170,6 @@ def as_authors(source: Path, folder: Path, *, architecture: str, nested: bool) -
     [
         ("dflash", "DFlashDraftModel"),
         ("dflash2", "DFlash2DraftModel"),
-        ("dspark_vanilla", "Qwen3DSparkModel"),
-        ("dspark_vanilla", "DSparkDraftModel"),
     ],
 )
 def test_the_authors_form_is_the_same_head(name: str, architecture: str, nested: bool, tmp_path: Path) -> None:
@@ -226,8 +223,6 @@ def test_layers_of_a_file_that_names_none() -> None:
         ({"target_layer_ids": [1, 1]}, "`target_layer_ids` must be different"),
         ({"draft_vocab_size": 90}, "`draft_vocab_size` must be from 1 to"),
         ({"use_swa": True}, "`sliding_window` must be given"),
-        ({"architectures": ["DSparkDraftModel"], "model_type": "deepseek_v4"}, "`model_type` must be qwen3"),
-        ({"architectures": ["DSparkDraftModel"], "markov_head_type": "gru"}, "markov_head_type"),
         (
             {"architectures": ["DFlash2DraftModel"], "conv_group_size": 5},
             "`conv_group_size` must divide hidden_size 16",

@@ -120,8 +120,6 @@ RUNNABLE = {
         optional={
             "max_nodes": sizes(4096),
             "num_nodes": st.none() | sizes(300),
-            "window_size": st.just(0) | st.integers(1, 9),
-            "ngram_size": sizes(16),
             "use_recycled": st.booleans(),
         },
     ),
