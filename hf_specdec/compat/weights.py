@@ -4,6 +4,7 @@
     `get_keys_to_not_convert`   the layers that transformers leaves alone, which a list of one's own replaces
     `Conv1D`                    GPT-2's linear layer, whose weight is transposed
     `GgufConfig`                new in 5.24, which keeps the weights of a GGUF file packed without it
+    `gguf_names`                its tensors' names and what llama.cpp has changed in them are said nowhere else
     `HfQuantizer`, `register`   weights are packed while transformers reads a checkpoint, a tensor at a time
     `ConversionOps`             the operation on one tensor of a checkpoint
     `_keep_in_fp32_modules`     modules that a model's author wants left alone
@@ -12,6 +13,8 @@
 Tried with transformers 5.23 and 5.24.
 """
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -68,3 +71,37 @@ def dequantized_gguf() -> dict[str, Any]:
     """Arguments of `from_pretrained` that dequantise a GGUF file, as transformers 5.23 always does."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+def gguf_names(reader: Any, model: PreTrainedModel) -> tuple[dict[str, str], Any]:
+    """transformers' names of a GGUF file's tensors, where it says them, and what undoes llama.cpp's changes."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
+
+    architecture = gguf.read_field(reader, "general.architecture")[0]
+    processor = gguf.TENSOR_PROCESSORS.get(architecture, gguf.TensorProcessor)(config=model.config.to_dict())
+    # As `model` without the modules inside, for each of which transformers makes a table of all names.
+    alone = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=tuple)
+    try:
+        names = gguf.get_gguf_hf_weights_map(alone, processor)
+        if not {tensor.name for tensor in reader.tensors} <= names.keys():  # a file of the model inside
+            names = gguf.get_gguf_hf_weights_map(model, processor)
+    except NotImplementedError:  # it has another way for this architecture
+        return {}, processor
+    return names, processor
+
+
+def gguf_reader(file: Path) -> Any:
+    """gguf's reader of a file, without the strings of arrays: it makes two arrays for each token of the vocabulary."""
+    from gguf import GGUFReader
+    from gguf.constants import GGUFValueType
+
+    class Reader(GGUFReader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY or self._get(orig_offs, "<u4")[0] != GGUFValueType.STRING:
+                return super()._get_field_parts(orig_offs, raw_type)
+            place, data = orig_offs + 12, memoryview(self.data)
+            for _ in range(int(self._get(orig_offs + 4, "<u8")[0])):
+                place += 8 + int.from_bytes(data[place : place + 8], "little")
+            return place - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType.STRING]
+
+    return Reader(file)

@@ -37,6 +37,7 @@ from hf_specdec.kernels.quantization.precision import (
 from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
+from hf_specdec.loading.checkpoints.gguf_file import packed_or_arguments
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
@@ -64,6 +65,7 @@ class _EnabledAutoModel:
         path: str | os.PathLike[str],
         *,
         precision: str | None = None,
+        dequantize: bool = False,
         output_loading_info: Literal[True],
         **kwargs: Any,
     ) -> tuple["SpecModel", dict[str, Any]]: ...
@@ -71,19 +73,33 @@ class _EnabledAutoModel:
     @overload
     @classmethod
     def from_pretrained(
-        cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        precision: str | None = None,
+        dequantize: bool = False,
+        **kwargs: Any,
     ) -> "SpecModel": ...
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str], *, precision: str | None = None, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        precision: str | None = None,
+        dequantize: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Load a checkpoint with transformers and `enable` it.
 
         Args:
             path (`str`): a folder, a GGUF file, or a name on the Hugging Face hub.
             precision (`str`, *optional*): `"auto"` (the checkpoint's), `"fp32"`, `"bf16"`, `"fp16"`, `"fp8"`, `"int8"`
                 or `"nf4"`. Instead of transformers' `dtype` and `quantization_config`. In the last three the linear
-                layers are quantised while they are read, and the rest is bf16; fp8 needs torchao, int8 and nf4 need
-                bitsandbytes.
+                layers are quantised while they are read, and the rest is bf16; fp8 needs torchao, nf4 and int8 on GPUs
+                need bitsandbytes. On CPUs int8 quantises embeddings and output layers too.
+            dequantize (`bool`, *optional*, defaults to `False`): widen the weights of a GGUF file. On a CPU they stay
+                packed otherwise, and `precision` names the dtype of the rest, by default bf16.
             kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
                 `attn_implementation` (`"xformers"` too) or `quantization_config`. `tp_plan="auto"` shares the model
                 between the processes of a `torchrun` launch.
@@ -117,11 +133,16 @@ class _EnabledAutoModel:
             rule = "must be 'auto', 'fp32', 'bf16' or 'fp16' for a GGUF file, whose weights are packed already"
             raise ConfigError("precision", rule, precision, "Leave it out.")
         _check_parts(cls.auto_class, path, kwargs)
+        if dequantize and gguf_file is None:
+            raise ConfigError("dequantize", "must be False for what is no GGUF file", dequantize, "Leave it out.")
         with _named_errors(cls.auto_class, path, gguf_file):
             kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
             cast_to = dtype_after_widening(kwargs)
             wants_info = kwargs.pop("output_loading_info", False)
-            model, info = cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
+            loaded = None
+            if gguf_file is not None:
+                loaded, kwargs = packed_or_arguments(cls.auto_class, path, kwargs, dequantize=dequantize)
+            model, info = loaded or cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "

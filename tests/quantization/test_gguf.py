@@ -7,9 +7,11 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.kernels.packed import Packed
 from hf_specdec.kernels.quantization.weights import num_parameters
 from hf_specdec.loading.checkpoints import tokenizers
 from tests.helpers.support import PROMPT
+from tests.kernels.layer_cases import has_core
 
 VOCAB, HIDDEN, HEADS, KV_HEADS = 128, 64, 4, 2
 SIZES = {
@@ -76,12 +78,13 @@ def packed_folder(tmp_path, monkeypatch):
     return written(tmp_path, "lfm2", config, LFM2, heads=heads, eps=config.norm_eps)
 
 
-def written(folder, architecture, config, names, *, heads, eps):
-    """`folder` with the file of a random model, its matrices in Q8_0.
+def written(folder, architecture, config, names, *, heads, eps, kinds=("Q8_0",)):
+    """`folder` with the file of a random model.
 
     Args:
         names: llama.cpp's name for each part of a weight's.
         heads: key/value heads, of each layer where they differ.
+        kinds: formats that its matrices have in turns.
     """
     gguf = pytest.importorskip("gguf")
     torch.manual_seed(0)
@@ -98,13 +101,14 @@ def written(folder, architecture, config, names, *, heads, eps):
     writer.add_shortconv_l_cache(getattr(config, "conv_L_cache", 0))
     writer.add_vocab_size(VOCAB)
     writer.add_token_list([f"t{token}" for token in range(VOCAB)])
-    for name, weight in weights.items():
-        if architecture == "lfm2" and name == "lm_head.weight":
+    for number, (name, weight) in enumerate(weights.items()):
+        if config.tie_word_embeddings and name == "lm_head.weight":
             continue  # its embedding's
         for old, new in names.items():
             name = name.replace(old, new)
         is_kernel = weight.ndim == 3  # of a convolution
-        values, kind = (weight.squeeze(1) if is_kernel else weight).numpy(), gguf.GGMLQuantizationType.Q8_0
+        values = (weight.squeeze(1) if is_kernel else weight).numpy()
+        kind = gguf.GGMLQuantizationType[kinds[number % len(kinds)]]
         if values.ndim == 2 and not is_kernel:
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
@@ -116,10 +120,42 @@ def written(folder, architecture, config, names, *, heads, eps):
     return folder
 
 
+@has_core
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_weights_stay_packed_on_a_cpu(tmp_path, is_tied):
+    """In each format that the core has, and as Q8_0 in others; with the rows that transformers puts elsewhere."""
+    config = tf.LlamaConfig(**SIZES, num_hidden_layers=2, tie_word_embeddings=is_tied)
+    kinds = ("Q8_0", "Q4_0", "Q4_1", "Q5_1")
+    written(tmp_path, "llama", config, LLAMA, heads=KV_HEADS, eps=config.rms_norm_eps, kinds=kinds)
+    packed = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf")
+    widened = hf_specdec.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model.gguf", precision="fp32", dequantize=True
+    )
+    assert not any(type(module) in (torch.nn.Linear, torch.nn.Embedding) for module in packed.modules())
+    layers = [module for module in packed.modules() if isinstance(module, Packed)]
+    assert {layer.kind.name for layer in layers} == {"Q8_0", "Q4_0", "Q4_1"}
+    assert (packed.lm_head.weight is packed.model.embed_tokens.weight) == is_tied
+    assert packed.dtype == torch.bfloat16
+    assert num_parameters(packed) == num_parameters(widened)
+    with torch.no_grad():
+        ours, exact = packed(PROMPT).logits.float(), widened(PROMPT).logits
+    assert (ours - exact).norm() < 0.02 * exact.norm()
+    call = {"max_new_tokens": 12, "do_sample": False}
+    plain = packed.generate(PROMPT, **call)
+    assert torch.equal(packed.generate(PROMPT, **call, spec_method="auto", spec_config={"num_nodes": 8}), plain)
+
+
+def test_only_gguf_files_are_dequantised():
+    with pytest.raises(hf_specdec.ConfigError, match="must be False for what is no GGUF file"):
+        hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("draft"), dequantize=True)
+
+
 @pytest.mark.extras
 @pytest.mark.parametrize("precision", [None, "fp32"])
 def test_a_folder_needs_no_config_json(gguf_folder, precision):
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(gguf_folder, gguf_file="model.gguf", precision=precision)
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(
+        gguf_folder, gguf_file="model.gguf", precision=precision, dequantize=True
+    )
     plain = tf.AutoModelForCausalLM.from_pretrained(gguf_folder, gguf_file="model.gguf")
     call = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     ours = model.generate(PROMPT, **call, spec_method="auto", spec_config={"num_nodes": 8})
@@ -139,7 +175,9 @@ def test_the_path_of_a_file_is_enough(gguf_folder):
 @pytest.mark.extras
 @pytest.mark.parametrize("num_nodes", [5, 12])  # transformers multiplies more than eight tokens by unpacked weights
 def test_trees_over_weights_that_stay_packed(packed_folder, num_nodes):
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(packed_folder / "model.gguf", attn_implementation="sdpa")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(
+        packed_folder / "model.gguf", attn_implementation="sdpa", quantization_config=tf.GgufConfig()
+    )
     assert {weight.dtype for name, weight in model.named_parameters() if "proj" in name} == {torch.uint8}
     call = {"max_new_tokens": 32, "do_sample": False, "return_dict_in_generate": True}
     plain = model.generate(PROMPT, **call).sequences
@@ -151,7 +189,9 @@ def test_trees_over_weights_that_stay_packed(packed_folder, num_nodes):
 
 @pytest.mark.extras
 def test_packed_weights_are_counted_unpacked(packed_folder):
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(packed_folder / "model.gguf")
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(
+        packed_folder / "model.gguf", quantization_config=tf.GgufConfig()
+    )
     assert num_parameters(model) == tf.AutoModelForCausalLM.from_config(model.config).num_parameters()
     experts = tf.integrations.gguf.utils.GgufExperts(2, 64, 32, gate_up_type=8, down_type=8, act_fn=None)  # Q8_0
     assert num_parameters(experts) == 2 * 3 * 64 * 32

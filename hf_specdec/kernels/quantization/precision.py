@@ -51,7 +51,7 @@ def machine_support() -> list[Support]:
     """Every precision but `"auto"`, with the reason."""
     support = [Support(name, True, "torch") for name in DTYPES if name != "auto"]
     for precision, (package, extra) in PACKAGES.items():
-        if precision == "int8" and _packs({}):
+        if precision == "int8" and lies_on_cpu({}) and why_unused() is None:
             support.append(Support(precision, True, "the compiled core"))
             continue
         works = importlib.util.find_spec(package) is not None
@@ -90,7 +90,7 @@ def loading_arguments(
         return dict(kwargs)
     if precision in DTYPES:
         return {**kwargs, "dtype": DTYPES[precision]}
-    if precision == "int8" and _packs(options):
+    if precision == "int8" and lies_on_cpu(options) and why_unused() is None:
         return {**kwargs, "dtype": torch.bfloat16, "quantization_config": packed_config()}
     _need(PACKAGES[precision], f"precision={precision!r}")
     config = _quantization_config(precision, path, options, auto_class)
@@ -134,13 +134,15 @@ def _is_for_cpu(options: Mapping[str, Any]) -> bool:
     return default_device().type == "cpu" or any(str(place) in ("cpu", "disk") for place in named)
 
 
-def _packs(options: Mapping[str, Any]) -> bool:
-    """Returns whether all of the model will lie in the CPU's memory, and the core multiplies its packed weights."""
-    places = options.get("device_map")
-    named = places.values() if isinstance(places, Mapping) else [places or default_device()]
-    if default_device().type == "cpu":
-        named = ["cpu" if place in ("auto", default_device()) else place for place in named]
-    return why_unused() is None and all(str(place) == "cpu" for place in named)
+def lies_on_cpu(options: Mapping[str, Any]) -> bool:
+    """Returns whether all of the model will lie in the CPU's memory.
+
+    Args:
+        options: arguments of `from_pretrained`.
+    """
+    places, default = options.get("device_map"), default_device()
+    named = places.values() if isinstance(places, Mapping) else [places]
+    return all(str(default.type if place in (None, "auto") else place) == "cpu" for place in named)
 
 
 def skeleton(auto_class: Any, path: Any, options: Mapping[str, Any]) -> Any:
