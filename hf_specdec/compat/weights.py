@@ -99,7 +99,7 @@ def gguf_reader(file: Path) -> Any:
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type != GGUFValueType.ARRAY or self._get(orig_offs, "<u4")[0] != GGUFValueType.STRING:
                 return super()._get_field_parts(orig_offs, raw_type)
-            place, data = orig_offs + 12, memoryview(self.data)
+            place, data = orig_offs + 12, self.data.data
             for _ in range(int(self._get(orig_offs + 4, "<u8")[0])):
                 place += 8 + int.from_bytes(data[place : place + 8], "little")
             return place - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType.STRING]

@@ -91,6 +91,7 @@ def load(
     model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
         folder,
         precision=precision,
+        dequantize=loading.dequantize,
         attn_implementation=loading.attn_implementation,
         **(places or _listed_places(config, "target", device)),
     )

@@ -93,6 +93,9 @@ class LoadOptions:
     device_map: DeviceMap = None
     max_memory: MaxMemory = None
     offload_folder: OffloadFolder = None
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Widen the weights of a GGUF file, which a CPU keeps packed otherwise.")
+    ] = False
     plain_kernels: Annotated[
         bool | None,
         typer.Option(
