@@ -8,8 +8,6 @@ import transformers
 
 import hf_specdec
 from hf_specdec.loading import hub
-from tests.helpers.head_models import random_dflash
-from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
@@ -117,93 +115,11 @@ def test_a_wrong_configuration_is_found_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_head_travels_in_the_folder(unenabled: Any, inputs: dict[str, Any], tmp_path: Path) -> None:
-    """It drafts without being named, with the method of the export and with `auto`."""
-    head = random_head(unenabled)
-    folder = str(hub.export(tmp_path / "repository", spec_method="eagle3", head=head))
-    remote: dict[str, Any] = {"custom_generate": folder, "trust_remote_code": True, **OPTIONS}
-    expected = plain(unenabled, **inputs, **OPTIONS).tolist()
-    output = unenabled.generate(**inputs, **remote, return_dict_in_generate=True)
-    assert output.sequences.tolist() == expected
-    assert (output.spec_stats.method, output.spec_stats.plain_reason) == ("eagle3", None)
-    assert output.spec_stats.num_draft_tokens > 0
-    config = {"num_nodes": 4, "use_recycled": False, "pool": "request"}
-    drafted = []
-    for place in (folder, str(hub.export(tmp_path / "headless"))):
-        remote["custom_generate"] = place
-        output = unenabled.generate(
-            **inputs, **remote, spec_method="auto", spec_config=config, return_dict_in_generate=True
-        )
-        assert output.sequences.tolist() == expected
-        drafted.append(output.spec_stats.num_draft_tokens)
-    assert drafted[0] != drafted[1], "the head says nothing in auto"
-
-
-def test_a_memory_travels_in_the_folder(unenabled: Any, inputs: dict[str, Any], tmp_path: Path) -> None:
-    """What was written once takes fewer steps where the memory is, and the model's own memory is left out of it."""
-    config = {"num_nodes": 8}
-    expected = hf_specdec.enable(unenabled).generate(**inputs, **OPTIONS, spec_method="auto", spec_config=config)
-    memory = hf_specdec.spec_memory(unenabled)
-    assert memory is not None
-    hf_specdec.disable(unenabled)
-    steps = []
-    for name, given in (("with", memory), ("without", None)):
-        folder = str(hub.export(tmp_path / name, spec_config=config, memory=given))
-        remote: dict[str, Any] = {"custom_generate": folder, "trust_remote_code": True, **OPTIONS}
-        output = unenabled.generate(**inputs, **remote, return_dict_in_generate=True)
-        assert output.sequences.tolist() == expected.tolist()
-        steps.append(output.spec_stats.num_drafts)
-    assert steps[0] < steps[1]
-
-
-def test_a_checkpoint_that_is_moved_keeps_its_head_and_another_folder_says_where_it_was(
-    unenabled: Any, inputs: dict[str, Any], tmp_path: Path
-) -> None:
-    unenabled.save_pretrained(tmp_path / "made")
-    hub.export(tmp_path / "made", spec_method="eagle3", head=random_head(unenabled))
-    (tmp_path / "made").rename(tmp_path / "moved")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "moved", dtype="float32", trust_remote_code=True
-    )
-    output = loaded.generate(**inputs, **OPTIONS, return_dict_in_generate=True)
-    assert output.spec_stats.method == "eagle3"
-    remote: dict[str, Any] = {"custom_generate": str(tmp_path / "moved"), "trust_remote_code": True, **OPTIONS}
-    with pytest.raises(hf_specdec.CheckpointError, match="made"):
-        unenabled.generate(**inputs, **remote)
-
-
-def test_what_is_not_exported_again_is_not_left_in_the_folder(unenabled: Any, tmp_path: Path) -> None:
-    """A memory holds texts, which no one should publish by accident."""
-    hub.export(tmp_path, head=random_head(unenabled), memory=hf_specdec.SpecMemory())
-    written = {path.name for path in (tmp_path / "custom_generate").rglob("*") if path.is_file()}
-    assert written >= {"memory.safetensors", "model.safetensors", "contents.json"}
-    hub.export(tmp_path)
-    left = {path.name for path in (tmp_path / "custom_generate").rglob("*") if path.is_file()}
-    assert left == {"generate.py", "requirements.txt"}
-
-
-def test_a_head_that_cannot_travel_is_refused_before_anything_is_written(unenabled: Any, tmp_path: Path) -> None:
-    hub.export(tmp_path, head=random_head(unenabled))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(hf_specdec.ConfigError, match="`head` must be an EAGLE-3 head"):
-        hub.export(tmp_path, spec_method="dflash", head=random_dflash(unenabled))
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("given", ["head", "memory"])
-def test_what_the_method_has_no_use_for_is_refused(unenabled: Any, tmp_path: Path, given: str) -> None:
-    value = random_head(unenabled) if given == "head" else hf_specdec.SpecMemory()
-    with pytest.raises(hf_specdec.ConfigError, match=f"`{given}` must be unset"):
-        hub.export(tmp_path / "new", spec_method="prompt_lookup", **{given: value})
-
-
 @pytest.mark.parametrize(
     ("field", "call"),
     [
         ("folder", lambda place: hub.export(3)),  # type: ignore[arg-type]
         ("folder", lambda place: hub.export(__file__)),
-        ("head", lambda place: hub.export(place, spec_method="eagle3", head=3)),  # type: ignore[arg-type]
-        ("memory", lambda place: hub.export(place, memory=3)),  # type: ignore[arg-type]
         ("repo_id", lambda place: hub.export(place, repo_id=3)),  # type: ignore[arg-type]
         ("repo_id", lambda place: hub.export(place, repo_id="https://huggingface.co/user/name")),
         ("path", lambda place: hf_specdec.AutoDraftHead.from_pretrained(3)),  # type: ignore[arg-type]

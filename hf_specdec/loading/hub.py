@@ -7,7 +7,6 @@ model.generate(**inputs, custom_generate="my-generate", trust_remote_code=True, 
 import dataclasses
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -21,20 +20,11 @@ from hf_specdec import compat
 from hf_specdec.call.arguments import own_arguments
 from hf_specdec.call.run import generate_once
 from hf_specdec.common.files import check_path
-from hf_specdec.compat.hub_files import cached_file, validate_repo_id
-from hf_specdec.engine.model_state import state_of
-from hf_specdec.errors import CheckpointError, ConfigError, first_line
-from hf_specdec.loading.auto import AutoDraftHead
-from hf_specdec.methods.auto.method import give_memory
-from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.entry import MethodState
-from hf_specdec.methods.eagle3.checkpoint import save_head
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.compat.hub_files import validate_repo_id
+from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.registry import resolve
 
 FOLDER = "custom_generate"
-HEAD, MEMORY, CONTENTS = "head", "memory.safetensors", "contents.json"  # next to the script
 TAG = "custom_generate"
 SCRIPT = '''\
 """Speculative decoding: the text of transformers' own `generate`, sooner. Written by hf_specdec.loading.hub.export."""
@@ -68,8 +58,6 @@ def export(
     *,
     spec_method: str = "auto",
     spec_config: Any = None,
-    head: DraftHead | str | os.PathLike[str] | None = None,
-    memory: SpecMemory | str | os.PathLike[str] | None = None,
     repo_id: str | None = None,
 ) -> Path:
     """Write a `custom_generate` repository, or add one to a checkpoint folder.
@@ -79,20 +67,14 @@ def export(
             `custom_generate`.
         spec_method (`str`, *optional*, defaults to `"auto"`): of calls that name none.
         spec_config (*optional*): its configuration, as an object, a dict or a list.
-        head (*optional*): a draft head, its folder or its hub name. It is written next to the script, and drafts where
-            the method takes a head and the call brings no `assistant_model`.
-        memory (*optional*): a `SpecMemory`, or the file of one, which `auto` drafts from. It holds the token ids of
-            texts: publish it only where the texts may be published.
-        repo_id (`str`, *optional*): where head and memory will be found, `"user/name"` on the hub. By default in
-            `folder` as it is now, or in the folder or repository that the model was loaded from.
+        repo_id (`str`, *optional*): `"user/name"` on the hub, which a new README names. By default the folder's name.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: an unknown method or a wrong configuration, a head or memory that the method has no use for, or a
-            `generate.py` that is somebody else's; or a README.md whose metadata cannot be read. Nothing is written.
-        CheckpointError: the head cannot be read.
+        ConfigError: an unknown method or a wrong configuration, a `generate.py` that is somebody else's, or a README.md
+            whose metadata cannot be read. Nothing is written.
     """
     check_path("folder", folder, "a folder")
     _check_repo(repo_id)
@@ -107,53 +89,12 @@ def export(
     if script.exists() and b"hf_specdec.loading.hub.export" not in script.read_bytes():
         remedy = "Choose another folder, or move the file away."
         raise ConfigError("folder", f"must have no {FOLDER}/generate.py of another author", str(folder), remedy)
-    head, memory = _head_of(head, method.name), _memory_of(memory, method.name)
     card = _tagged(root / "README.md", method.name, repo_id or root.resolve().name)
     script.parent.mkdir(parents=True, exist_ok=True)
-    for name in (f"{HEAD}/config.json", f"{HEAD}/model.safetensors", MEMORY, CONTENTS):  # of an earlier export
-        (script.parent / name).unlink(missing_ok=True)
-    if head is not None or memory is not None:
-        defaults["contents"] = _write(script.parent, head, memory) | {"source": repo_id or str(root.resolve())}
     script.write_text(SCRIPT.format(defaults=json.dumps(defaults)), "utf-8")
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
     card.save(root / "README.md")
     return root
-
-
-def _head_of(head: DraftHead | str | os.PathLike[str] | None, method: str) -> Eagle3Head | None:
-    """The head, loaded.
-
-    Raises:
-        ConfigError: the method has no use for it, or it is none that is written.
-    """
-    if head is None:
-        return None
-    if not isinstance(head, DraftHead):
-        check_path("head", head, "a draft head, its folder or its hub name")
-        head = AutoDraftHead.from_pretrained(head)
-    if method not in head.methods:
-        rule, remedy = f"must be unset with spec_method={method!r}", f"It drafts with {', '.join(head.methods)}."
-        raise ConfigError("head", rule, type(head).__name__, remedy)
-    if not isinstance(head, Eagle3Head):
-        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, "Train one: hf-specdec train.")
-    return head
-
-
-def _memory_of(memory: SpecMemory | str | os.PathLike[str] | None, method: str) -> SpecMemory | None:
-    """The memory, loaded.
-
-    Raises:
-        ConfigError: the method has no use for it, or it cannot be read.
-    """
-    if memory is None:
-        return None
-    if method != "auto":
-        rule = f"must be unset with spec_method={method!r}"
-        raise ConfigError("memory", rule, type(memory).__name__, 'Use spec_method="auto".')
-    if isinstance(memory, SpecMemory):
-        return memory
-    check_path("memory", memory, "a SpecMemory, or the file of one")
-    return SpecMemory.load(memory)
 
 
 def _check_repo(repo_id: str | None) -> None:
@@ -172,81 +113,16 @@ def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
 
     Args:
         model: a transformers model.
-        defaults: method and configuration of calls that name neither, and what travels with the script.
+        defaults: method and configuration of calls that name neither.
         kwargs: as for an enabled model's `generate`.
-
-    Raises:
-        CheckpointError: head or memory are not where the export says.
     """
     inner: PreTrainedModel = compat.generation_model(model)
-    own = {name: value for name, value in defaults.items() if name != "contents"}
     named = (kwargs.keys() & own_arguments()) - {"spec_observer"}
     if not named:
-        kwargs = {**own, **kwargs}
+        kwargs = {**defaults, **kwargs}
     elif named == {"spec_config"}:
         kwargs["spec_method"] = defaults["spec_method"]
-    if "contents" in defaults and isinstance(kwargs.get("spec_method"), str):
-        kwargs = _with_contents(inner, defaults["contents"], kwargs)
     return generate_once(inner, {name: value for name, value in kwargs.items() if value is not None or name in named})
-
-
-def _write(folder: Path, head: Eagle3Head | None, memory: SpecMemory | None) -> dict[str, Any]:
-    """Put head and memory next to the script; returns what there is, under a name by which it is known again."""
-    if head is not None:
-        save_head(head, folder / HEAD)
-    if memory is not None:
-        memory.save(folder / MEMORY)
-    contents = {"id": uuid.uuid4().hex, "head": head is not None, "memory": memory is not None}
-    (folder / CONTENTS).write_text(json.dumps(contents) + "\n", "utf-8")
-    return contents
-
-
-def _with_contents(model: PreTrainedModel, contents: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The call with head and memory in it, each where the method takes it; they are read once for a model."""
-    method = resolve(kwargs["spec_method"])
-    kept = state_of(model).method_state
-    found = dict(kwargs)
-    if contents["memory"] and method.name == "auto":
-        found["spec_method"] = method.with_state(
-            kept.of(f"hub, memory {contents['id']}", lambda: _memory(_source(model, contents)))
-        )
-    if contents["head"] and method.takes_draft_head and kwargs.get("assistant_model") is None:
-        subfolder = f"{FOLDER}/{HEAD}"
-        head = kept.of(
-            f"hub, head {contents['id']}",
-            lambda: AutoDraftHead.from_pretrained(_source(model, contents), subfolder=subfolder),
-        )
-        if method.name in head.methods:
-            found["assistant_model"] = head
-    return found
-
-
-def _memory(source: str) -> MethodState:
-    state = MethodState()
-    give_memory(state, SpecMemory.load(str(cached_file(source, f"{FOLDER}/{MEMORY}"))))
-    return state
-
-
-def _source(model: PreTrainedModel, contents: Mapping[str, Any]) -> str:
-    """The folder or the repository that head and memory are in: the export's own, or the model's.
-
-    Raises:
-        CheckpointError: they are in neither.
-    """
-    places = [str(contents["source"]), str(model.config.name_or_path)]
-    for place in places:
-        if not place:
-            continue
-        try:
-            file = cached_file(place, f"{FOLDER}/{CONTENTS}", _raise_exceptions_for_missing_entries=False)
-        except OSError:
-            continue
-        if file is not None and json.loads(Path(file).read_text("utf-8"))["id"] == contents["id"]:
-            return place
-    raise CheckpointError(
-        f"{FOLDER} was exported with a head or a memory, but they are in none of {places}. Export it again where it is "
-        "now, or with repo_id=."
-    )
 
 
 def _tagged(readme: Path, method: str, name: str) -> Any:

@@ -103,73 +103,32 @@ def check_forwards(model: PreTrainedModel, path: str) -> None:
 
     Raises:
         UnsupportedModelError: a module that holds the layers at `path` has a forward on the instance that reaches the
-            module in another way than as a method, a partial, a closure or by its defaults.
+            module in another way than as a method or an argument of a partial, as accelerate's hooks do.
     """
     for module in [model, *_modules_along(model, path.split("."))]:
-        own = vars(module).get("forward")
-        if own is not None and _rebound(own, module, torch.nn.Identity()) is own:
+        forward = vars(module).get("forward")
+        if forward is not None and _rebound(forward, module, torch.nn.Identity()) is forward:
+            name = getattr(forward, "__qualname__", type(forward).__name__)
             raise UnsupportedModelError(
-                f"{type(model).__name__} has the `forward` of its {type(module).__name__} replaced by "
-                f"{getattr(own, '__qualname__', type(own).__name__)!r}, so that a copy of its first layers would run "
-                "all of them. Set types.MethodType(function, module) in its place, or pass a smaller model with the "
-                "same tokenizer as the draft."
+                f"{type(model).__name__} has the `forward` of its {type(module).__name__} replaced by {name!r}, so that "
+                "a copy of its first layers would run all of them. Set types.MethodType(function, module) in its place, "
+                "or pass a smaller model with the same tokenizer as the draft."
             )
 
 
-def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module, within: tuple[Any, ...] = ()) -> Any:
-    """Translates `value`, an attribute of `module`, for `twin`; `value` itself where it does not hold `module`.
-
-    Args:
-        within: the functions whose parts led here.
-    """
+def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module) -> Any:
+    """Translates `value`, an attribute of `module`, for `twin`; `value` itself where it does not hold `module`."""
     if value is module:
         return twin
     function = compat.uncompiled(value)
     if isinstance(function, types.MethodType):
         return types.MethodType(function.__func__, twin) if function.__self__ is module else value
-    if function in within or not isinstance(function, functools.partial | types.FunctionType):
+    if not isinstance(function, functools.partial):
         return value
-    parts = _parts_of(function)
-    new = [_rebound(part, module, twin, (*within, function)) for part in parts]
-    if all(a is b for a, b in zip(parts, new, strict=True)):
+    call, args = _rebound(function.func, module, twin), [_rebound(arg, module, twin) for arg in function.args]
+    if call is function.func and all(a is b for a, b in zip(function.args, args, strict=True)):
         return value
-    return functools.update_wrapper(_assembled(function, new), function)
-
-
-def _parts_of(function: functools.partial[Any] | types.FunctionType) -> list[Any]:
-    """Lists what a function calls or passes on of what is known with it; see `_assembled`."""
-    if isinstance(function, functools.partial):
-        return [function.func, *function.args, *function.keywords.values()]
-    cells = [_content(cell) for cell in function.__closure__ or ()]
-    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-
-
-def _assembled(function: functools.partial[Any] | types.FunctionType, parts: list[Any]) -> Any:
-    """The function with `parts` in place of its own; cells whose content stays are shared with it."""
-    if isinstance(function, functools.partial):
-        count = 1 + len(function.args)
-        return functools.partial(parts[0], *parts[1:count], **dict(zip(function.keywords, parts[count:], strict=True)))
-    own = function.__closure__ or ()
-    cells = tuple(
-        cell if _content(cell) is new is not function else types.CellType(new)
-        for cell, new in zip(own, parts, strict=False)
-    )
-    count = len(cells) + len(function.__defaults__ or ())
-    defaults = tuple(parts[len(cells) : count]) or None
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
-    made.__kwdefaults__ = dict(zip(function.__kwdefaults__ or {}, parts[count:], strict=True))
-    for cell in cells:
-        if _content(cell) is function:  # it calls itself
-            cell.cell_contents = made
-    return made
-
-
-def _content(cell: types.CellType) -> Any:
-    """Content of a cell of a closure; the cell itself while it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell
+    return functools.update_wrapper(functools.partial(call, *args, **function.keywords), function)
 
 
 def _is_within(model: torch.nn.Module, name: str, decoder: Any) -> bool:

@@ -7,7 +7,7 @@ and load its draft heads if it has any, and the words for where its drafts come 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -158,7 +158,3 @@ class Method:
     def needs_model(self) -> bool:
         """True if it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
         return self.needs_assistant or self.own_head is not None
-
-    def with_state(self, state: MethodState) -> "Method":
-        """Copy of the method that keeps what it learns in `state` instead of on the model."""
-        return replace(self, make=lambda config, context: self.make(config, replace(context, state=state)))
