@@ -20,7 +20,7 @@ from hf_specdec.tools.bench.prompts import default_prompts
 from hf_specdec.tools.cli.report import drafts_line, print_json
 from hf_specdec.tools.command_errors import note
 
-QUESTION = "Write a Python function that removes duplicates from a list and keeps their order. Then explain it."
+QUESTION = "What are the benefits of reading books? Answer in a list."
 PROMPTS = tuple(prompt.text for prompt in default_prompts() if prompt.task == "continue")[:3]
 
 
