@@ -10,6 +10,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from transformers import AutoTokenizer
 
 import hf_specdec
+from hf_specdec.errors import ConfigError
 from hf_specdec.tools.serve.protocol import ChatRequest
 from hf_specdec.tools.serve.requests import RequestReader
 from tests.serve.conftest import NAME, Script, connected
@@ -185,7 +186,7 @@ def called(arguments: str) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice must be one of tools"),
         (
             {"tools": [{**TOOLS[0], "function": {"name": "f", "strict": True}}]},
-            "tools: must be unset where <tool_call>",
+            "`tools` must be unset where <tool_call>",
         ),
     ],
 )
@@ -196,13 +197,11 @@ def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[
 
 @pytest.mark.parametrize(
     ("template", "told"),
-    [("{{ messages }}", "the model's chat template takes none"), ("{{ tools }}", "its chat template no <tool_call>")],
+    [("{{ messages }}", "the chat template takes none"), ("{{ tools }}", "its chat template no <tool_call>")],
 )
 def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, told: str) -> None:
-    from hf_specdec.tools.serve.requests import RequestError
-
     tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
     tokenizer.chat_template = template
     reader = RequestReader(target, tokenizer, NAME, "plain", None, max_new_tokens=4)
-    with pytest.raises(RequestError, match=told):
+    with pytest.raises(ConfigError, match=told):
         reader.read(ChatRequest(model=NAME, messages=[USER], tools=TOOLS))  # type: ignore[list-item]

@@ -16,7 +16,7 @@ from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
-PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client")  # of the extra
+PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client", "llguidance")  # of the extra
 
 
 @dataclass(frozen=True, slots=True)

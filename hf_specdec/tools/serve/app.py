@@ -8,26 +8,27 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as RouteError
 from starlette.requests import ClientDisconnect
 
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.errors import QueueFullError, SpecError, shown
 from hf_specdec.tools.serve.engine import Answer
 from hf_specdec.tools.serve.metrics import Metrics
-from hf_specdec.tools.serve.protocol import Body, ChatRequest, CompletionRequest, GenerationRequest
-from hf_specdec.tools.serve.reply import AnswerText, Reply
-from hf_specdec.tools.serve.requests import RequestError, RequestReader
-from hf_specdec.tools.serve.responses import NAMES, ResponsesReply, ResponsesRequest
+from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, SamplingRequest
+from hf_specdec.tools.serve.reply import AnswerText, Delta, Reply
+from hf_specdec.tools.serve.requests import RequestReader
+from hf_specdec.tools.serve.responses import ResponsesReply, ResponsesRequest
 
 READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
+CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded", 500: "server_error"}
+KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 logger = logging.getLogger("hf_specdec")
-AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[str] = ()) -> FastAPI:
@@ -47,11 +48,19 @@ def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[s
         sent = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
         request.state.api_key = next((key for key in api_keys if hmac.compare_digest(sent, key.encode())), None)
         if api_keys and request.state.api_key is None:
-            raise RequestError(401, "the API key is missing or wrong", "invalid_api_key")
+            raise HTTPException(401, "the API key is missing or wrong")
+
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        status, described = _described(error)
+        metrics.add("request_failure", 1, status)
+        headers = {"retry-after": "1"} if status == 429 else getattr(error, "headers", None)
+        return JSONResponse({"error": described}, status_code=status, headers=headers)
 
     metrics = Metrics(reader.name, batch)
     server = _Server(batch, reader, metrics)
     app = FastAPI(title="hf_specdec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for kind in (RouteError, ValueError, SpecError, ClientDisconnect, CancelledError, Exception):
+        app.add_exception_handler(kind, fail)
     routes = APIRouter(dependencies=[Depends(check_key)])
     model = {"id": reader.name, "object": "model", "created": int(time.time()), "owned_by": "hf_specdec"}
 
@@ -69,38 +78,14 @@ def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[s
 
     @routes.api_route("/v1/models/{name:path}", methods=READING)
     async def model_by_name(name: str) -> dict[str, Any]:
-        reader.check_name(name)
+        server.check_name(name)
         return model
 
     routes.post("/v1/chat/completions")(server.chat)
     routes.post("/v1/completions")(server.complete)
     routes.post("/v1/responses")(server.respond)
     app.include_router(routes)
-    _add_errors(app, metrics)
     return app
-
-
-def _add_errors(app: FastAPI, metrics: Metrics) -> None:
-    """Answer errors in the API's form."""
-
-    @app.exception_handler(RequestError)
-    async def refuse(request: Request, error: RequestError) -> JSONResponse:
-        metrics.add("request_failure", 1, error.status)
-        headers = {"retry-after": "1"} if error.status == 429 else None
-        return JSONResponse({"error": error.described()}, status_code=error.status, headers=headers)
-
-    @app.exception_handler(HTTPException)
-    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
-        refusal = RequestError(error.status_code, f"{request.method} {request.url.path} is not served", "unknown_url")
-        return JSONResponse({"error": refusal.described()}, status_code=error.status_code, headers=error.headers)
-
-    @app.exception_handler(ClientDisconnect)
-    async def leave(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)
-
-    @app.exception_handler(Exception)
-    async def fail(request: Request, error: Exception) -> JSONResponse:
-        return await refuse(request, RequestError(500, f"{type(error).__name__} in the server", "server_error"))
 
 
 class _Server:
@@ -109,37 +94,32 @@ class _Server:
     def __init__(self, batch: SharedBatch, reader: RequestReader, metrics: Metrics) -> None:
         self.batch, self.reader, self.metrics = batch, reader, metrics
 
+    def check_name(self, name: str) -> None:
+        """Raise HTTPException unless it is the model's."""
+        if name != self.reader.name:
+            raise HTTPException(404, f"the model {name!r} does not exist; there is {self.reader.name!r}")
+
     async def chat(self, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
-        return await self._answer(request, _checked(ChatRequest, await request.body()), Reply)
+        return await self._answer(request, ChatRequest.model_validate_json(await request.body()), Reply)
 
     async def complete(self, request: Request) -> Response:
         """Answer `/v1/completions`."""
-        return await self._answer(request, _checked(CompletionRequest, await request.body()), Reply)
+        return await self._answer(request, CompletionRequest.model_validate_json(await request.body()), Reply)
 
     async def respond(self, request: Request) -> Response:
         """Answer `/v1/responses`."""
-        body = _checked(ResponsesRequest, await request.body())
-        try:
-            chat = _checked(ChatRequest, body.as_chat)
-            return await self._answer(request, chat, functools.partial(ResponsesReply, body))
-        except RequestError as error:
-            for name, other in NAMES.items():
-                if error.param is not None and f"{error.param}.".startswith(f"{name}."):
-                    message, param = (text.replace(name, other, 1) for text in (error.message, error.param))
-                    raise RequestError(error.status, message, error.code, param) from error
-            raise
+        body = ResponsesRequest.model_validate_json(await request.body())
+        return await self._answer(request, body.as_chat(), functools.partial(ResponsesReply, body))
 
-    async def _answer(self, request: Request, body: GenerationRequest, make_reply: Callable[..., Reply]) -> Response:
+    async def _answer(self, request: Request, body: SamplingRequest, make_reply: Callable[..., Reply]) -> Response:
         started = time.perf_counter()
+        self.check_name(body.model)
         inputs = await asyncio.to_thread(self.reader.read, body, request.state.api_key)
         prompt_ids = inputs["input_ids"][0].tolist()
         text = AnswerText(self.reader, body, prompt_ids, inputs["max_new_tokens"])
         reply = make_reply(body, text, len(prompt_ids))
-        try:
-            answer = Answer(self.batch, inputs, self.reader.tokenizer)
-        except QueueFullError as error:
-            raise RequestError(429, f"the server is busy: {error}", "rate_limit_exceeded") from error
+        answer = Answer(self.batch, inputs, self.reader.tokenizer)
         self.metrics.add("prompt_tokens", len(prompt_ids))
         deltas = self._deltas(answer, text, started)
         if body.stream:
@@ -148,17 +128,13 @@ class _Server:
         try:
             async for _ in deltas:
                 pass
-            return Response(
-                reply.whole(answer.result).model_dump_json(exclude_unset=True, by_alias=True),
-                media_type="application/json",
-            )
-        except Exception as error:
-            raise _refusal(error) from error
         finally:
             watcher.cancel()
             answer.cancel()
+        document = reply.whole(answer.result).model_dump_json(exclude_unset=True, by_alias=True)
+        return Response(document, media_type="application/json")
 
-    async def _deltas(self, answer: Answer, text: AnswerText, started: float) -> AsyncIterator[dict[str, Any]]:
+    async def _deltas(self, answer: Answer, text: AnswerText, started: float) -> AsyncIterator[Delta]:
         """Yield what is certain of the answer, counted; it ends with as many calls as it may have."""
         first = 0.0
         async for new in answer:
@@ -190,7 +166,7 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     answer.cancel()
 
 
-async def _events(answer: Answer, reply: Reply, deltas: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+async def _events(answer: Answer, reply: Reply, deltas: AsyncIterator[Delta]) -> AsyncIterator[str]:
     """Yield server-sent events."""
     try:
         yield reply.first_events()
@@ -198,21 +174,38 @@ async def _events(answer: Answer, reply: Reply, deltas: AsyncIterator[dict[str, 
             if delta:
                 yield reply.event(delta)
         yield reply.last_events(answer.result)
-    except Exception as error:  # noqa: BLE001 - the status is sent already; the client reads it here
-        yield reply.error_event(_refusal(error).described())
+    except Exception as error:
+        status, described = _described(error)
+        if status == 500:
+            logger.error("an answer failed while it was decoded", exc_info=error)
+        yield reply.error_event(described)
 
 
-def _checked(kind: type[AnyBody], body: bytes | Callable[[], AnyBody]) -> AnyBody:
-    """Check a body; the first field that is wrong is a RequestError."""
-    try:
-        return kind.model_validate_json(body) if isinstance(body, bytes) else body()
-    except ValueError as error:
-        if not isinstance(error, ValidationError):
-            raise RequestError(400, str(error), "invalid_request", str(error).partition(" ")[0]) from error
-        errors = error.errors(include_url=False, include_context=False)
-    first, place = errors[0], errors[0]["loc"][:-1]
-    inside = [error for error in errors if error["loc"][: len(place)] == place]
-    first = max(inside, key=lambda error: len(error["loc"]))  # of a union's types the one that was read furthest
+def _described(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the status of an error, and the error as OpenAI's API writes it."""
+    message, param = " ".join(str(error).split()), getattr(error, "field", None)
+    if isinstance(error, RouteError):
+        status, message = error.status_code, error.detail
+    elif isinstance(error, QueueFullError):
+        status = 429
+    elif isinstance(error, ClientDisconnect | CancelledError):
+        status = 499
+    elif isinstance(error, ValidationError):
+        status, (param, message) = 400, _first_error(error)
+    elif isinstance(error, ValueError) or type(error) is SpecError:  # SpecError: of a grammar that allows no token more
+        status = 400
+    else:
+        status, message = 500, f"{type(error).__name__} in the server"
+    code, kind = CODES.get(status, "invalid_value"), KINDS.get(status, "invalid_request_error")
+    return status, {"message": message, "type": kind, "param": param, "code": code}
+
+
+def _first_error(error: ValidationError) -> tuple[str | None, str]:
+    """Return the first field that is wrong, and a message that names it."""
+    errors = error.errors(include_url=False, include_context=False)
+    place = errors[0]["loc"][:-1]
+    inside = [other for other in errors if other["loc"][: len(place)] == place]
+    first = max(inside, key=lambda other: len(other["loc"]))  # of a union's types the one that was read furthest
     parts = [str(part) for part in first["loc"]]
     field = ".".join(part for part in parts if part != "str" and "[" not in part)  # of a union pydantic names the type
     message = first["msg"].removeprefix("Value error, ")
@@ -220,15 +213,4 @@ def _checked(kind: type[AnyBody], body: bytes | Callable[[], AnyBody]) -> AnyBod
         message = "the server does not know this field, and would ignore it. Leave it out"
     elif first["type"] != "value_error" and parts:  # ours show the value where it tells something
         message = f"{message}, but is {shown(first['input'])}"
-    raise RequestError(400, f"{field or 'body'}: {message}", "invalid_request", field or None)
-
-
-def _refusal(error: Exception) -> RequestError:
-    """Return the error for a request that failed while it was decoded."""
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, ValueError) or type(error) is SpecError:  # SpecError: of a grammar that allows no token more
-        return RequestError(400, " ".join(str(error).split()), "invalid_request")
-    if not isinstance(error, CancelledError):  # of a client that has hung up
-        logger.error("a request failed while it was decoded", exc_info=error)
-    return RequestError(500, f"{type(error).__name__} while decoding", "server_error")
+    return field or None, f"{field or 'body'}: {message}"

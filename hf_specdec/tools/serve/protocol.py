@@ -12,7 +12,16 @@ from openai.types.chat import (
     ChatCompletionNamedToolChoiceParam,
 )
 from openai.types.shared import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from hf_specdec.engine.sampling.grammar import COMPACT
@@ -21,6 +30,7 @@ from hf_specdec.methods.common.config import LEAST_TEMPERATURE
 
 MAX_LOGPROBS = 20  # of OpenAI's API
 Bias = Annotated[float, Field(ge=-100, le=100)]  # likewise
+MAX_TOKENS = AliasChoices("max_tokens", "max_completion_tokens", "max_output_tokens")
 StopString = Annotated[str, Field(max_length=1000)]
 ResponseFormat = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
 
@@ -98,6 +108,7 @@ class SamplingRequest(Body):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)  # logits times or over much more are infinite
     logit_bias: dict[int, Bias] = {}
     seed: int | None = Field(None, ge=0, lt=1 << 63)
+    max_tokens: int | None = Field(None, ge=1, validation_alias=MAX_TOKENS)
     stop: list[StopString] = Field([], max_length=16)
     stream: bool = False
     spec_method: str | None = None
@@ -133,24 +144,17 @@ class SamplingRequest(Body):
         return kwargs
 
 
-class GenerationRequest(SamplingRequest):
+class CompletionBody(SamplingRequest):
     """Fields of both kinds of completions."""
 
-    max_tokens: int | None = Field(None, ge=1)
     n: Literal[1] = 1
     stream_options: StreamOptions = StreamOptions()
 
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """The name and value of the field with the most new tokens."""
-        return "max_tokens", self.max_tokens
 
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(CompletionBody):
     """The body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: Annotated[ResponseFormat, Field(discriminator="type")] = ResponseFormatText(type="text")
@@ -194,13 +198,6 @@ class ChatRequest(GenerationRequest):
         schema = self.response_format.json_schema
         return {"x-guidance": {**COMPACT, "lenient": not schema.strict}, **(schema.schema_ or {})}
 
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """The name and value of the field with the most new tokens."""
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return super().limit
-
 
 def _only_prompt(prompt: Any) -> Any:
     """Take the only prompt of a list, as LangChain's client sends it."""
@@ -211,7 +208,7 @@ def _only_prompt(prompt: Any) -> Any:
     return prompt[0]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(CompletionBody):
     """The body of `/v1/completions`: a prompt, as text or token ids."""
 
     prompt: Annotated[str | list[StrictInt], BeforeValidator(_only_prompt)]

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.tools.serve.engine import NewTokens
 from hf_specdec.tools.serve.processors import TokenScore
-from hf_specdec.tools.serve.protocol import ChatRequest, GenerationRequest
+from hf_specdec.tools.serve.protocol import ChatRequest, CompletionBody, SamplingRequest
 from hf_specdec.tools.serve.requests import RequestReader
 from hf_specdec.tools.serve.text_stream import INCOMPLETE, TextStream
 
@@ -41,7 +41,7 @@ class AnswerText:
     """
 
     def __init__(
-        self, reader: RequestReader, body: GenerationRequest, prompt_ids: Sequence[int], max_new_tokens: int
+        self, reader: RequestReader, body: SamplingRequest, prompt_ids: Sequence[int], max_new_tokens: int
     ) -> None:
         self.parser = reader.chat_parser(body, prompt_ids)
         skipped = None if self.parser.skipped is None else self.parser.skipped | reader.end_tokens
@@ -93,7 +93,7 @@ class Reply:
         prompt_tokens (`int`): tokens of its prompt.
     """
 
-    def __init__(self, body: GenerationRequest, answer: AnswerText, prompt_tokens: int) -> None:
+    def __init__(self, body: CompletionBody, answer: AnswerText, prompt_tokens: int) -> None:
         self.answer, self.prompt_tokens, self.is_chat = answer, prompt_tokens, isinstance(body, ChatRequest)
         self._includes_usage = body.stream_options.include_usage
         self._has_logprobs = isinstance(body, ChatRequest) and body.logprobs
@@ -156,14 +156,7 @@ class Reply:
                 "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
                 "reasoning_tokens": reasoning,
             },
-            "spec_stats": {
-                "method": stats.method,
-                "num_drafts": stats.num_drafts,
-                "acceptance_rate": stats.acceptance_rate,
-                "mean_acceptance_length": stats.mean_acceptance_length,
-                "plain_reason": stats.plain_reason,
-                "plan": None if stats.plan is None else stats.plan.to_dict(),
-            },
+            "spec_stats": stats.to_dict(),
         }
 
 

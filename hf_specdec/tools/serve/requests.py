@@ -1,8 +1,8 @@
-"""From a request's body to `generate`'s inputs, and the errors that a client sees. Knows nothing of HTTP."""
+"""From a request's body to `generate`'s inputs. Knows nothing of HTTP."""
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,42 +12,17 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.call.arguments import NONE
-from hf_specdec.errors import ConfigError, MissingExtraError, counted
+from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.calls import CALL, ChatFormat, ChatParser
 from hf_specdec.tools.serve.grammars import answer_grammar
-from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, SamplingRequest
 
 MAX_STEP_BUDGET = 128  # tokens that a step of a request with its own configuration computes
 OF_THE_SERVER = ("engine", "costs", "max_pool_tokens", "max_recycled", "max_keys")  # next to device lists
-
-
-class RequestError(Exception):
-    """Error of a client's request.
-
-    Args:
-        status (`int`): of HTTP.
-        code (`str`): OpenAI's code, or one in its manner.
-        param (`str`, *optional*): the field.
-    """
-
-    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
-
-    @classmethod
-    def of_field(cls, field: str, message: str, code: str = "invalid_value") -> "RequestError":
-        """Make an error for a field, which the message names."""
-        return cls(400, f"{field}: {message}", code, field)
-
-    def described(self) -> dict[str, Any]:
-        """Return the error as OpenAI's API writes it."""
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +52,33 @@ class RequestReader:
     def __post_init__(self) -> None:
         object.__setattr__(self, "chat_format", ChatFormat.of(self.tokenizer, self.model))
 
-    def read(self, request: GenerationRequest, api_key: str | None = None) -> dict[str, Any]:
+    def read(self, request: SamplingRequest, api_key: str | None = None) -> dict[str, Any]:
         """Return inputs of `generate` for one sequence, `(1, length)` ids among them.
 
         Raises:
-            RequestError: an unknown model or method, or a field that the model cannot obey.
+            ConfigError: an unknown method, or a field that the model cannot obey.
         """
-        self.check_name(request.model)
         ids = self._token_ids(request)
         self._check_tokens("prompt", ids)
         self._check_tokens("logit_bias", request.logit_bias)
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([ids]),
             "attention_mask": torch.ones(1, len(ids)).long(),
-            "max_new_tokens": self._limit(request, len(ids)),
+            "max_new_tokens": self._limit(request.max_tokens, len(ids)),
             "cache_salt": None if self.shares_texts else api_key,
             **request.sampling(),
             **self._method(request),
         }
         if request.stop:
             inputs["stop_strings"] = request.stop
-        grammar = self._grammar(request, ids) if isinstance(request, ChatRequest) else None
-        if grammar is not None:
-            inputs["logits_processor"] = [grammar]
-        if isinstance(request, ChatRequest) and request.logprobs:
-            inputs |= self._after_recorder(inputs)
-            inputs["num_logprobs"] = request.top_logprobs or 0
+        if isinstance(request, ChatRequest):
+            if (grammar := self._grammar(request, ids)) is not None:
+                inputs["logits_processor"] = [grammar]
+            if request.logprobs:
+                inputs |= self._after_recorder(inputs) | {"num_logprobs": request.top_logprobs or 0}
         return inputs
 
-    def chat_parser(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> ChatParser:
+    def chat_parser(self, request: SamplingRequest, prompt_ids: Sequence[int]) -> ChatParser:
         """Make a parser of one answer's reasoning and tool calls."""
         if not isinstance(request, ChatRequest):
             return ChatParser()
@@ -117,18 +90,13 @@ class RequestReader:
         ends = self.model.generation_config.eos_token_id
         return frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
 
-    def check_name(self, name: str) -> None:
-        """Raise RequestError unless it is the model's."""
-        if name != self.name:
-            message = f"the model {name!r} does not exist; there is {self.name!r}"
-            raise RequestError(404, message, "model_not_found", "model")
-
-    def _check_tokens(self, field: str, ids: Iterable[int]) -> None:
+    def _check_tokens(self, field: str, ids: Collection[int]) -> None:
         vocab_size = compat.text_config(self.model.config).vocab_size
         if not all(0 <= token < vocab_size for token in ids):
-            raise RequestError.of_field(field, f"token ids must be 0 to {vocab_size - 1}")
+            rule = f"must hold token ids from 0 to {vocab_size - 1}"
+            raise ConfigError(field, rule, max(ids, key=abs), "Use the ids of the model's tokenizer.")
 
-    def _token_ids(self, request: GenerationRequest) -> list[int]:
+    def _token_ids(self, request: SamplingRequest) -> list[int]:
         if isinstance(request, ChatRequest):
             ids = self.tokenizer(self._chat_text(request), add_special_tokens=False)["input_ids"]
         else:
@@ -136,39 +104,35 @@ class RequestReader:
             prompt = request.prompt
             ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
         if not ids:
-            raise RequestError.of_field("prompt", "must hold at least one token")
+            raise ConfigError("prompt", "must hold at least one token", "", "Write something.")
         return list(ids)
 
     def _chat_text(self, request: ChatRequest) -> str:
         options, tools = request.chat_template_kwargs, request.offered_tools
         if self.tokenizer.chat_template is None:
-            raise RequestError.of_field("messages", "the model has no chat template; use /v1/completions")
+            raise ConfigError(
+                "messages", "must be unset: the model has no chat template", "set", "Use /v1/completions."
+            )
         if taken := sorted(options.keys() & inspect.signature(self.tokenizer.apply_chat_template).parameters.keys()):
-            message = f"must be variables of the template, but holds {taken[0]!r}"
-            raise RequestError.of_field("chat_template_kwargs", message)
+            raise ConfigError("chat_template_kwargs", "must be variables of the template", taken[0], "Leave it out.")
         if tools:
+            names = [tool["function"]["name"] for tool in tools]
             if "tools" not in self.tokenizer.get_chat_template(tools=tools):
-                raise RequestError.of_field("tools", "the model's chat template takes none. Leave them out")
+                raise ConfigError("tools", "must be unset: the chat template takes none", names, "Leave them out.")
             if not self.chat_format.call_fields:
-                message = f"the tokenizer has no response_template and its chat template no {CALL} that shows calls"
-                raise RequestError.of_field("tools", message)
+                rule = f"must be unset: the tokenizer has no response_template, and its chat template no {CALL}"
+                raise ConfigError("tools", rule, names, "Leave them out.")
             options = {"tools": tools, **options}
-        try:
-            return chat_text(self.tokenizer, [message.for_template() for message in request.messages], **options)
-        except ValueError as error:
-            raise RequestError.of_field("messages", str(error)) from error
+        return chat_text(self.tokenizer, [message.for_template() for message in request.messages], **options)
 
-    def _limit(self, request: GenerationRequest, length: int) -> int:
+    def _limit(self, max_tokens: int | None, length: int) -> int:
         """Return the most new tokens, for which the model has positions."""
         positions = compat.max_positions(self.model.config)
-        field, most = request.limit
-        room = None if positions is None else positions - length
-        if room is not None and room < (most or 1):
-            wanted = f"{counted(length, 'token')} in the prompt and {counted(most or 1, 'new token')}"
-            message = f"the model has {positions} positions, but the request needs more: {wanted}"
-            param = "prompt" if room < 1 or most is None else field
-            raise RequestError(400, message, "context_length_exceeded", param)
-        return most or min(self.max_new_tokens, room or self.max_new_tokens)
+        room = self.max_new_tokens if positions is None else positions - length
+        if positions is not None and room < (max_tokens or 1):
+            rule = f"must leave room for {counted(max_tokens or 1, 'new token')}: the model has {positions} positions"
+            raise ConfigError("prompt", rule, length, "Shorten it, or lower max_tokens.")
+        return max_tokens or min(self.max_new_tokens, room)
 
     def _after_recorder(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the processors that generate makes of settings as the caller's, since a recorder comes first."""
@@ -188,12 +152,12 @@ class RequestReader:
         tools = forced or (request.offered_tools if is_strict or schema is not None else [])
         if not tools and schema is None:
             return None
-        param = "tool_choice" if forced else "response_format" if schema is not None else "tools"
+        field = "tool_choice" if forced else "response_format" if schema is not None else "tools"
         if tools and not self.chat_format.is_hermes:
-            message = (
-                f"no calls can be required, strict or beside a response_format, since the model's are not in {CALL}"
+            rule = f"must not require calls, be strict or come with a response_format: the model's are not in {CALL}"
+            raise ConfigError(
+                field, rule, request.tool_choice, "Set tool_choice to 'auto' or 'none', and strict to false."
             )
-            raise RequestError.of_field(param, f"{message}. Set tool_choice to 'auto' or 'none', and strict to false")
         try:
             return answer_grammar(
                 self.tokenizer,
@@ -204,19 +168,22 @@ class RequestReader:
                 after_text=not forced and schema is None,
                 after_reasoning=self.chat_format.opens_reasoning(prompt_ids),
             )
-        except (ConfigError, MissingExtraError) as error:
-            message = f"{error.rule}. {error.remedy}" if isinstance(error, ConfigError) else str(error)
-            raise RequestError.of_field(param, " ".join(message.split())) from error
+        except ConfigError as error:
+            raise ConfigError(
+                field, error.rule, schema or [tool["function"]["name"] for tool in tools], error.remedy
+            ) from error
 
-    def _method(self, request: GenerationRequest) -> dict[str, Any]:
+    def _method(self, request: SamplingRequest) -> dict[str, Any]:
         """Return the method, its configuration and its draft model. A method without its draft is generate's error."""
+        name = request.spec_method or self.spec_method
+        method = resolve("plain" if name == NONE else name)
         try:
-            name = request.spec_method or self.spec_method
-            method = resolve("plain" if name == NONE else name)
             config = self._config(method, request.spec_config)
-        except (ConfigError, TypeError) as error:
-            param = "spec_method" if getattr(error, "field", None) == "spec_method" else "spec_config"
-            raise RequestError.of_field(param, " ".join(str(error).split())) from error
+        except TypeError as error:  # an unknown field
+            remedy = "Leave it out."
+            raise ConfigError(
+                "spec_config", f"must be one of {method.name} ({error})", request.spec_config, remedy
+            ) from error
         kwargs: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
         draft, is_head = self.draft_model, isinstance(self.draft_model, DraftHead)
         takes_draft = method.name in draft.methods if is_head else draft is not None and method.takes_draft_model

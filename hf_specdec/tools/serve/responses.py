@@ -12,12 +12,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, Field
 
 from hf_specdec.api.many_prompts.result import ManyResult
-from hf_specdec.errors import shown
+from hf_specdec.errors import ConfigError
 from hf_specdec.tools.serve.protocol import Body, ChatRequest, SamplingRequest
 from hf_specdec.tools.serve.reply import AnswerText, Delta, Reply
 
-# Fields under the names that chats have for them.
-NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items' ids
 PARTS: dict[str, dict[str, Any]] = {  # of an item's text
     "reasoning": {"type": "reasoning_text"},
@@ -39,7 +37,6 @@ class ResponsesRequest(SamplingRequest):
 
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
     text: TextOptions = TextOptions()
     tools: list[dict[str, Any]] = Field([])
     tool_choice: str | dict[str, Any] = "auto"
@@ -57,13 +54,13 @@ class ResponsesRequest(SamplingRequest):
         chat["response_format"] = {"type": form.pop("type", None), **({"json_schema": form} if form else {})}
         chat["tools"] = [_nested(tool) for tool in self.tools]
         chat["tool_choice"] = _nested(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice
-        return ChatRequest.model_validate({**chat, "max_completion_tokens": self.max_output_tokens})
+        return ChatRequest.model_validate(chat)
 
     def _messages(self) -> list[dict[str, Any]]:
         """Return the items as messages; reasoning, text and calls of one answer are one.
 
         Raises:
-            ValueError: an item is none of these.
+            ConfigError: an item is none of these.
         """
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:
@@ -88,7 +85,8 @@ class ResponsesRequest(SamplingRequest):
                 case {"type": "function_call_output", "call_id": call_id, "output": output}:
                     messages.append({"role": "tool", "tool_call_id": call_id, "content": _joined(output, number)})
                 case _:
-                    raise ValueError(f"input.{number} must be a {', '.join(PREFIXES)} or function_call_output, whole")
+                    rule = f"must be a whole {', '.join(PREFIXES)} or function_call_output"
+                    raise ConfigError(f"input.{number}", rule, item, "The server keeps no items of earlier responses.")
         return messages
 
 
@@ -107,7 +105,7 @@ def _joined(content: Any, number: int) -> Any:
             case {"type": "input_text" | "output_text" | "reasoning_text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise ValueError(f"input.{number}.content must be text, but holds {shown(part)}")
+                raise ConfigError(f"input.{number}.content", "must hold text alone", part, "Leave other parts out.")
     return "".join(texts)
 
 
@@ -120,12 +118,14 @@ class ResponsesReply(Reply):
 
     def __init__(self, request: ResponsesRequest, body: ChatRequest, answer: AnswerText, prompt_tokens: int) -> None:
         super().__init__(body, answer, prompt_tokens)
-        fields = request.model_dump(exclude_unset=True, exclude={"input", "stream", "include", "chat_template_kwargs"})
+        not_told = {"input", "stream", "include", "chat_template_kwargs", "max_tokens"}
+        fields = request.model_dump(exclude_unset=True, exclude=not_told)
         self._output: list[dict[str, Any]] = []  # the last item is open
         self._response = {
             "parallel_tool_calls": True,
             "tool_choice": "auto",
             **fields,
+            "max_output_tokens": request.max_tokens,
             "tools": [{"parameters": None, "strict": None, **tool} for tool in request.tools],
             "id": _new_id("resp"),
             "object": "response",
