@@ -74,6 +74,8 @@ class ChatFormat:
     def parser(self, prompt_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> "ChatParser":
         """Make a parser for the answer to a prompt. Without tools, as chat templates take them, calls are text."""
         fields = {name: field for name, field in self.fields.items() if tools or name not in self.call_fields}
+        if fields.keys() <= {"content"}:
+            return ChatParser()
         prompt = self.tokenizer.decode(prompt_ids)
         template = {**self.template, "fields": fields}
         parser = self.tokenizer.get_response_parser(template, prefix=prompt, tools=list(tools))

@@ -11,8 +11,15 @@ import torch
 
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
-from hf_specdec.tools.serve.processors import LogprobRecorder, TokenScore
 from hf_specdec.tools.serve.text_stream import TextStream
+
+
+class TokenScore(NamedTuple):
+    """Log-probability of a token, and the most likely tokens of its place with theirs, best first."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 class NewTokens(NamedTuple):
@@ -39,7 +46,7 @@ class Answer:
         self.has_ended = threading.Event()
         kwargs = dict(inputs)
         num_logprobs, stop_strings = kwargs.pop("num_logprobs", None), kwargs.pop("stop_strings", None)
-        recorder = None if num_logprobs is None else LogprobRecorder(num_logprobs)
+        recorder = None if num_logprobs is None else _LogprobRecorder(num_logprobs)
         text = TextStream(tokenizer, stop_strings) if stop_strings else None
         kwargs["stopping_criteria"] = [_Feed(self, kwargs["input_ids"].shape[1], recorder, text)]
         if recorder is not None:
@@ -79,13 +86,38 @@ class Answer:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, new)
 
 
+class _LogprobRecorder:
+    """Keeps the log-probabilities of each row that it sees until the row's token is known; changes nothing.
+
+    Args:
+        num_top (`int`): most likely tokens of each place to tell, besides the token itself.
+    """
+
+    row_safe = True
+
+    def __init__(self, num_top: int) -> None:
+        self.num_top = num_top
+        self._rows: dict[int, torch.Tensor] = {}  # `(vocab_size,)` by the number of tokens before
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Keep the row of `(1, length)` ids; returns the scores, `(1, vocab_size)`, as they are."""
+        self._rows[input_ids.shape[1]] = scores[0].log_softmax(dim=-1)
+        return scores
+
+    def take(self, place: int, token: int) -> TokenScore:
+        """The score of the token that was chosen after `place` tokens."""
+        row = self._rows.pop(place)
+        values, tokens = row.topk(self.num_top)
+        return TokenScore(token, float(row[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
+
+
 class _Feed:
     """A stopping criterion: sees every token as it is decided, and ends what no one waits for."""
 
     row_safe = True
 
     def __init__(
-        self, answer: Answer, num_seen: int, recorder: LogprobRecorder | None, text: TextStream | None
+        self, answer: Answer, num_seen: int, recorder: _LogprobRecorder | None, text: TextStream | None
     ) -> None:
         self.answer, self.num_seen, self.recorder, self.text = answer, num_seen, recorder, text
 

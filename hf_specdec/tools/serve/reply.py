@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from hf_specdec.api.many_prompts.result import ManyResult
-from hf_specdec.tools.serve.engine import NewTokens
-from hf_specdec.tools.serve.processors import TokenScore
+from hf_specdec.tools.serve.calls import ChatParser
+from hf_specdec.tools.serve.engine import NewTokens, TokenScore
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionBody, SamplingRequest
 from hf_specdec.tools.serve.requests import RequestReader
 from hf_specdec.tools.serve.text_stream import INCOMPLETE, TextStream
@@ -43,13 +43,14 @@ class AnswerText:
     def __init__(
         self, reader: RequestReader, body: SamplingRequest, prompt_ids: Sequence[int], max_new_tokens: int
     ) -> None:
-        self.parser = reader.chat_parser(body, prompt_ids)
+        chat = body if isinstance(body, ChatRequest) else None
+        self.parser = ChatParser() if chat is None else reader.chat_format.parser(prompt_ids, chat.offered_tools)
         skipped = None if self.parser.skipped is None else self.parser.skipped | reader.end_tokens
         self.text = TextStream(reader.tokenizer, body.stop, skipped)
         self.message: Delta = {"content": ""}
         self.is_complete = False
         self.finish_reason = ""
-        self._is_single = isinstance(body, ChatRequest) and not body.parallel_tool_calls
+        self._is_single = chat is not None and not chat.parallel_tool_calls
         self._reader, self._max_new_tokens = reader, max_new_tokens
 
     def push(self, new: NewTokens) -> Delta:

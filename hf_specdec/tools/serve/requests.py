@@ -17,7 +17,7 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import resolve
-from hf_specdec.tools.serve.calls import CALL, ChatFormat, ChatParser
+from hf_specdec.tools.serve.calls import CALL, ChatFormat
 from hf_specdec.tools.serve.grammars import answer_grammar
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, SamplingRequest
 
@@ -77,12 +77,6 @@ class RequestReader:
             if request.logprobs:
                 inputs |= self._after_recorder(inputs) | {"num_logprobs": request.top_logprobs or 0}
         return inputs
-
-    def chat_parser(self, request: SamplingRequest, prompt_ids: Sequence[int]) -> ChatParser:
-        """Make a parser of one answer's reasoning and tool calls."""
-        if not isinstance(request, ChatRequest):
-            return ChatParser()
-        return self.chat_format.parser(prompt_ids, request.offered_tools)
 
     @property
     def end_tokens(self) -> frozenset[int]:
