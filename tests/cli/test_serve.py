@@ -61,7 +61,7 @@ def test_a_key_that_every_request_would_carry_is_refused(run: Run, served: dict[
     """As `--api-key "$KEY"` gives it where the variable is not set."""
     result = run("serve", "--api-key", key)
     assert result.exit_code == 2
-    assert "`--api-key` must hold a key" in " ".join(result.stderr.split())
+    assert "`api_key` must hold a key" in " ".join(result.stderr.split())
     assert not served
 
 

@@ -43,7 +43,7 @@ class ServerOptions:
         """Refuse a key that every request would carry, and say so where anybody may use the model."""
         for key in self.api_key or ():
             if not key.strip():
-                raise ConfigError("--api-key", "must hold a key", key, "Is the variable set? Leave it out for none.")
+                raise ConfigError("api_key", "must hold a key", key, "Is the variable set? Leave it out for none.")
         if self.host not in LOCAL and not self.api_key:
             note(f"note: everyone who reaches {self.host} can use the model; --api-key asks for a key", "yellow")
 
