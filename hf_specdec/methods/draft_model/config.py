@@ -20,8 +20,9 @@ class DraftModelConfig(SpecConfig):
     TensorRT-LLM's Draft-Target-Model.
 
     Args:
-        draft_len (`int`, *optional*, defaults to `4`):
-            Most tokens drafted along one branch, and most forwards of the draft a step. Aliases: `max_draft_len`,
+        draft_len (`int`, *optional*):
+            Most tokens drafted along one branch, and most forwards of the draft a step. `None` begins with 4, and lets
+            a chain that learns when to stop grow to 16 where all of it is accepted. Aliases: `max_draft_len`,
             `num_assistant_tokens`.
         draft_model_device_list (`list[int | str]`, *optional*):
             Devices of the draft model: numbers of GPUs, or names such as `"cpu"`. `generate` moves the model there if
@@ -51,13 +52,14 @@ class DraftModelConfig(SpecConfig):
             it too.
 
     Attributes:
+        first_len, longest (`int`): the `draft_len` that `None` begins with, and the most that it grows to.
         tree_nodes (`int`): default node budget of a tree, at most.
         vllm_method (`str`): what vLLM calls the method.
         tensorrt_type (`str`): the `decoding_type` of TensorRT-LLM's class for it.
         needs_file (`bool`): whether drafts need a folder of their own.
     """
 
-    draft_len: int = 4
+    draft_len: int | None = None
     draft_model_device_list: Sequence[int | str] | None = None
     target_model_device_list: Sequence[int | str] | None = None
     use_logits: bool = False
@@ -87,6 +89,8 @@ class DraftModelConfig(SpecConfig):
         "num_assistant_tokens": "draft_len",
         "assistant_confidence_threshold": "confidence_threshold",
     }
+    first_len: ClassVar[int] = 4
+    longest: ClassVar[int] = 16
     tree_nodes: ClassVar[int] = 32
     vllm_method: ClassVar[str] = "draft_model"
     tensorrt_type: ClassVar[str] = "Draft_Target"
@@ -94,7 +98,8 @@ class DraftModelConfig(SpecConfig):
 
     def __post_init__(self) -> None:
         SpecConfig.__post_init__(self)
-        check_positive("draft_len", self.draft_len, "Usual values are 4 to 10.", most=MAX_STEP_TOKENS)
+        if self.draft_len is not None:
+            check_positive("draft_len", self.draft_len, "Usual values are 4 to 10.", most=MAX_STEP_TOKENS)
         check_devices("draft_model_device_list", self.draft_model_device_list)
         check_devices("target_model_device_list", self.target_model_device_list)
         check_flag("use_logits", self.use_logits, "True compares probabilities, False compares tokens.")
@@ -155,7 +160,19 @@ class DraftModelConfig(SpecConfig):
         """Most drafted tokens a step, the root not counted."""
         if self.max_nodes is not None:
             return self.max_nodes
-        return self.draft_len if self.num_branches == 1 else min(self.draft_len * self.num_branches, self.tree_nodes)
+        most = self.most_len
+        return most if self.num_branches == 1 else min(most * self.num_branches, self.tree_nodes)
+
+    @property
+    def start_len(self) -> int:
+        """Most tokens drafted along one branch in a text's first step."""
+        return self.first_len if self.draft_len is None else self.draft_len
+
+    @property
+    def most_len(self) -> int:
+        """Most tokens drafted along one branch in any step."""
+        chooses = self.num_branches == 1 and self.max_nodes is None and self.confidence_threshold is None
+        return self.longest if self.draft_len is None and chooses else self.start_len
 
     @property
     def translated_budget(self) -> int:
@@ -168,13 +185,13 @@ class DraftModelConfig(SpecConfig):
         devices = self.draft_model_device_list
         parallel = {} if devices is None else {"draft_tensor_parallel_size": len(devices)}
         named = {} if draft_model is None else {"model": os.fspath(draft_model)}
-        return {"method": self.vllm_method, **named, "num_speculative_tokens": self.draft_len, **parallel}
+        return {"method": self.vllm_method, **named, "num_speculative_tokens": self.start_len, **parallel}
 
     def to_tensorrt_llm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """TensorRT-LLM's `DraftTargetDecodingConfig` or that of the head, which draft chains here."""
         self._check_chain("TensorRT-LLM", draft_model)
         named = {} if draft_model is None else {"speculative_model": os.fspath(draft_model)}
-        return {"decoding_type": self.tensorrt_type, "max_draft_len": self.draft_len, **named}
+        return {"decoding_type": self.tensorrt_type, "max_draft_len": self.start_len, **named}
 
     def _check_chain(self, project: str, draft_model: str | os.PathLike[str] | None) -> None:
         """Raise where `project` cannot be told of these drafts."""

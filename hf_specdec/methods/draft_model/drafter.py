@@ -23,6 +23,7 @@ from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_f
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
+GROWTH = 2  # tokens that a branch may have more after one that was accepted as a whole
 RETRY = 16  # where drafting saves no time, every so many steps draft all the same, to notice a change
 
 
@@ -69,16 +70,18 @@ class DraftModelDrafter(RoundDrafter):
         self._gain = GainCurve(())  # of a scored node's children, in this round
         self._request = DraftRequest(0)  # of this round
         self._skipped = 0
+        self._len = config.start_len  # most tokens along one branch, now
 
     @property
     def assisted_budget(self) -> int:
         """Most tokens drafted a step inside transformers' loop."""
-        return self.config.draft_len
+        return self.config.start_len
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""
         self.scorer.begin(prompt_ids)
         self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
+        self._len = self.config.start_len
         if self.draws:
             self.counts = AcceptanceCounts()
 
@@ -107,8 +110,13 @@ class DraftModelDrafter(RoundDrafter):
         self._ids = None
 
     def _count(self, found: list[tuple[int, float, bool]], growth: Growth, result: DraftResult) -> None:
-        """Learn what a verified round has cost and brought, and of each token of the draft whether it was accepted."""
+        """Learn what a verified round has cost and brought, and of each token of the draft whether it was accepted.
+
+        Where as many as may be were drafted and all of them accepted, more may be from now on.
+        """
         num_nodes, num_tokens = result.tree.num_draft_tokens, len(result.accepted)
+        if growth.num_forwards >= self._len and num_tokens > num_nodes:
+            self._len = min(self._len + GROWTH, self.config.most_len)
         self.counts.record(found, num_forwards=growth.num_forwards, num_nodes=num_nodes, num_tokens=num_tokens)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
@@ -222,7 +230,7 @@ class DraftModelDrafter(RoundDrafter):
     @property
     def _num_levels(self) -> int:
         """Largest depth of this round's tree."""
-        return min(self.config.draft_len, self._request.max_depth)
+        return min(self._len, self._request.max_depth)
 
     @property
     def chooses_size(self) -> bool:
@@ -232,7 +240,8 @@ class DraftModelDrafter(RoundDrafter):
     @property
     def _cost_of_node(self) -> float:
         """Cost of a drafted token in the target's forward; 0 where the configuration says how many there are."""
-        return self.token_cost(self._request.num_rows, self.config.node_budget) if self.chooses_size else 0.0
+        num_nodes = self._len if self.config.num_branches == 1 else self.config.node_budget
+        return self.token_cost(self._request.num_rows, num_nodes) if self.chooses_size else 0.0
 
     @property
     def _tokens_per_cost(self) -> float:

@@ -51,7 +51,7 @@ class TranslatedDrafter(DraftModelDrafter):
     def grow(self, request: DraftRequest) -> DraftRound:
         """Run the draft's round after the text's tail, then translate its tree into the target's vocabulary."""
         known = self.translation
-        needed = len(known.tail) + self.config.draft_len
+        needed = len(known.tail) + self._len
         self._text = [*known.fixed, *known.tail]
         if needed > self.scorer.room():
             request = dataclasses.replace(request, budget=0)
@@ -107,7 +107,7 @@ class TranslatedDrafter(DraftModelDrafter):
     @property
     def _num_levels(self) -> int:
         """The text's room is in the target's tokens, one of which may take several of the draft's."""
-        return self.config.draft_len
+        return self._len
 
     def _translated(self, tree: DraftTree) -> DraftTree:
         builder = TreeBuilder(self._root)

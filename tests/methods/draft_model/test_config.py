@@ -16,7 +16,7 @@ EXPECTED = DraftModelConfig(
 
 def test_the_defaults_are_a_chain_that_learns_when_to_stop() -> None:
     config = DraftModelConfig()
-    assert (config.draft_len, config.num_branches, config.node_budget) == (4, 1, 4)
+    assert (config.draft_len, config.start_len, config.num_branches, config.node_budget) == (None, 4, 1, 16)
     assert config.use_logits is False
     assert config.confidence_threshold is None
 
@@ -50,7 +50,7 @@ def test_all_ways_to_write_a_configuration_mean_the_same(value: Any) -> None:
 
 def test_tensorrt_llm_s_example_is_the_default_on_two_devices() -> None:
     config = DraftModelConfig.parse("[4,[0],[1],False]")
-    assert config == DraftModelConfig(draft_model_device_list=[0], target_model_device_list=[1])
+    assert config == DraftModelConfig(draft_len=4, draft_model_device_list=[0], target_model_device_list=[1])
 
 
 @pytest.mark.parametrize("field", ["draft_len", "num_branches", "max_nodes"])

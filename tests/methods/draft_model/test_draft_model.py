@@ -119,6 +119,23 @@ def test_the_draft_follows_the_text() -> None:
     assert drafter.scorer.text == text
 
 
+def test_a_chain_of_no_configured_length_grows_while_all_of_it_is_accepted() -> None:
+    table = sure_of(dict.fromkeys(range(SIZE), 0.99))
+    drafter, lengths = drafter_of(table, scorer={"relative_cost": 0.05}, token_cost=lambda *_: 0.01), []
+    for step in range(12):
+        tree = drafted_by(drafter, 100)
+        lengths.append(tree.num_draft_tokens)
+        accepted = [*tree.tokens[1:], (tree.tokens[-1] + 1) % SIZE]
+        learned(drafter, tree, None, accepted if step != 1 else accepted[:2])
+    assert lengths[:4] == [4, 6, 6, 8], "not after a rejection"
+    assert max(lengths) == DraftModelConfig.longest
+    fixed = drafter_of(table, draft_len=4, scorer={"relative_cost": 0.05}, token_cost=lambda *_: 0.01)
+    for _ in range(3):
+        tree = drafted_by(fixed, 100)
+        learned(fixed, tree, None, [*tree.tokens[1:], (tree.tokens[-1] + 1) % SIZE])
+        assert tree.num_draft_tokens == 4
+
+
 def test_greedy_drafts_touch_no_random_number() -> None:
     state = torch.get_rng_state()
     for fields in ({}, {"num_branches": 3}, {"use_logits": True}):

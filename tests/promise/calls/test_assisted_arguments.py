@@ -65,7 +65,7 @@ def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str, route
 def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
     """Its `generate` hands a custom method 20 tokens and a threshold of 0.4 where no one has asked for them."""
     by_draft = {"spec_method": "draft_model", "assistant_model": build(FAMILIES["llama"])}
-    assert lengths(model, decode, **by_draft, assistant_confidence_threshold=0.0) == {DraftModelConfig().draft_len}
+    assert lengths(model, decode, **by_draft, assistant_confidence_threshold=0.0) == {DraftModelConfig().start_len}
 
 
 def test_a_custom_method_without_ours_does_not_take_the_place_of_theirs(model: Any) -> None:

@@ -221,7 +221,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a length for transformers' loop": (
         lambda m: hf_specdec.DraftModelConfig(draft_len=2, engine="assisted"),
-        '`draft_len` must be 4 with engine="assisted", but is 2. Set num_assistant_tokens',
+        '`draft_len` must be None with engine="assisted", but is 2. Set num_assistant_tokens',
     ),
 }
 
