@@ -13,6 +13,7 @@ from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.recording import recorder
 from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.compat import (
     Cache,
@@ -106,6 +107,7 @@ class SpecCache(Cache):
         self.lengths: tuple[int, ...] = ()
         self.asked: StateLayer | None = None
         self._written: list[SpecLayer] = []
+        self.places = (torch.empty(0), torch.empty(0))  # rows and columns of the tokens that were appended last
         self._columns: Columns | None = None
         self.sync()
 
@@ -157,8 +159,36 @@ class SpecCache(Cache):
         """Write one layer's new columns; layers come into being as the model names them."""
         while len(self.layers) <= layer_idx:
             self.layers.append(SpecLayer(reserve=self.reserve, write_index=self._write_index))
-        keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        if (open_recorder := recorder()) is None:
+            keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+            return keys, values
+        with open_recorder.paused():
+            keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        open_recorder.update(layer_idx, (key_states, value_states), (keys, values))
         return keys, values
+
+    def append(self, layers: Sequence[int], tokens: int, packed: PackedRows | None) -> None:
+        """Have columns of `layers` for the tokens of a forward that writes them itself, where `places` says.
+
+        Args:
+            tokens: of each row; of all rows where they are packed.
+        """
+        first = self.layers[layers[0]]
+        lengths, new = first.lengths, tokens if packed is None else packed.width
+        for number in layers:
+            self.layers[number].append(new)
+        rows, columns = (
+            (places.expand(len(lengths), new) for places in self._write_index(lengths, new, first.device))
+            if packed is None
+            else self._write_index(lengths, new, first.device)
+        )
+        self.places = rows.contiguous(), columns.contiguous()
+
+    def cut(self, lengths: tuple[int, ...]) -> None:
+        """Forget the columns after these lengths."""
+        for layer in self.layers:
+            if isinstance(layer, SpecLayer) and layer.is_initialized:
+                layer.set_lengths(lengths)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """A convolution's state; `None` in a recorded forward: `update_conv_state` returns it with the columns."""

@@ -121,6 +121,8 @@ class SpecStats:
             0 where nothing is compiled.
         compile_seconds (`float`): what this call spent on forwards that compile, and on accelerators on the first two
             of each shape, in which CUDA graphs are recorded.
+        num_replayed (`int`): forwards after the prompt's that the core replayed from a record, on CPUs.
+        record_reason (`str | None`): why the model's own code computed the others, where they cannot be recorded.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
         plan (`CallPlan | None`): how the call was decoded, and why; `None` where nothing was decoded.
         predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
@@ -147,6 +149,8 @@ class SpecStats:
     seeds: list[int] | None = None
     num_graphs: int = 0
     compile_seconds: float = 0.0
+    num_replayed: int = 0
+    record_reason: str | None = None
     plain_reason: str | None = None
     plan: CallPlan | None = None
     predictions: list[list[float]] = field(default_factory=list)

@@ -49,6 +49,7 @@ class StepInputs:
         texts: one a row.
         num_cached (`int`): how many tokens of each text are in the cache.
         reuses_tensors: whether the next arguments may be written over the last ones, which no one keeps.
+        always_masks: whether chains of rows of one length get masks of ours too, which a recorded forward needs.
         makes_masks: whether the forward makes masks of what `TREE` has, as `graph_masks` says.
     """
 
@@ -61,6 +62,7 @@ class StepInputs:
         *,
         reuses_tensors: bool = False,
         makes_masks: bool = False,
+        always_masks: bool = False,
     ) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self.ids_key, self.mask_key, self.positions_key = (
@@ -96,6 +98,7 @@ class StepInputs:
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
         is_placed = self.base is not None and not self.asks_model
+        self._always_masks = always_masks and self.attends and self.masks.supported and is_placed
         self._makes_masks = makes_masks and self.is_fixed and self.attends and is_placed
         self._keeps_positions = positions is None and compat.counts_image_positions(model)
         self._first_positions: Array | None = None  # `base` on the host
@@ -139,7 +142,7 @@ class StepInputs:
         if isinstance(self.cache, StaticSpecCache):
             self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
-        in_sequence = is_even and all(row.is_chain for row in layouts)
+        in_sequence = is_even and not self._always_masks and all(row.is_chain for row in layouts)
         if self.own is not None and total == 1:
             return without_prompts(self.own.at(num_cached[0]))
         inputs = dict(self.template)

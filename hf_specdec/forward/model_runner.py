@@ -24,6 +24,7 @@ from hf_specdec.forward.hidden_states import checked_states, states_of
 from hf_specdec.forward.inputs import StepInputs
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.own_inputs import OwnInputs
+from hf_specdec.forward.recorded.forwards import RecordedForwards
 from hf_specdec.forward.state_layers import StateRecorder
 from hf_specdec.forward.text_rows import TextRows
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -97,6 +98,7 @@ class ModelRunner:
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
         self._is_foreign = compat.has_foreign_inputs(model)
+        self._recorded, self.num_replayed = self._recorded_forwards(facts), 0
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -234,12 +236,35 @@ class ModelRunner:
         written = contextlib.nullcontext() if spec is None else spec.packing(self._packed)
         with recorded, self.kernels, packing, written:
             if self.compiled is None:
-                self.outputs, self._best = self.model(**inputs, return_dict=True), None
+                self.outputs, self._best = self._forward(inputs), None
             else:
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
         if self._packed is not None:
             self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_places`
         self._half_done = False
+
+    @property
+    def record_reason(self) -> str | None:
+        """Reason why no forward of this call was recorded; `None` where some were, or were too few."""
+        return None if self._recorded is None or self.num_replayed else self._recorded.last_reason
+
+    def _recorded_forwards(self, facts: ModelFacts) -> RecordedForwards | None:
+        """What replays the forwards of this call; `None` where none can be."""
+        spec, is_other = self.cache.spec, self.compiled is not None or self._is_foreign or self._recorder.layers
+        if is_other or spec is None or isinstance(spec, StaticSpecCache):
+            return None
+        recorded = facts.of(RecordedForwards, self.model)
+        recorded.begin(self.model)
+        return recorded
+
+    def _forward(self, inputs: dict[str, Any]) -> Any:
+        """A forward that is not compiled."""
+        if self._recorded is None:
+            return self.model(**inputs, return_dict=True)
+        assert self.cache.spec is not None
+        outputs, is_replayed = self._recorded.forward(self.model, inputs, self.cache.spec, self._packed)
+        self.num_replayed += is_replayed
+        return outputs
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
         """Shape for which a graph is compiled."""
@@ -302,6 +327,7 @@ class ModelRunner:
                 self.rows.num_cached[0],
                 reuses_tensors=self._checked is not None,
                 makes_masks=self.compiled is not None and self.compiled.makes_masks,
+                always_masks=self._recorded is not None and self._recorded.reason is None,
             )
         return self._inputs
 

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.recording import Recorder
 from hf_specdec.common.transfer import HOST
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared
@@ -109,6 +110,13 @@ class CoreAttention:
             out = out.view(-1, *self.shape, value_dim).transpose(1, 2)
         return out if value_dim == self.value_dim else out[..., : self.value_dim]
 
+    def note(self, recorder: Recorder, out: torch.Tensor) -> None:
+        """Report the call and its result."""
+        tensors = (self.query, self.key, self.value, self.mask, self._sinks, out)
+        batch = len(self.query) if self._packed is None else len(self._packed.counts)
+        numbers = {"scaling": self.scaling, "cap": self._cap, "kv_heads": self.key.shape[1], "batch": batch}
+        recorder.core("attention", tensors, numbers)
+
 
 class CausalAttention:
     """Attention of a whole prompt, in which no query sees a key after its own: block by block, without those keys.
@@ -136,6 +144,10 @@ class CausalAttention:
     def __call__(self) -> torch.Tensor:
         """The attention, `(B, M, Hq, Dv)`."""
         return torch.cat([block() for block in self._blocks], dim=1)
+
+    def note(self, recorder: Recorder, out: torch.Tensor) -> None:
+        """Report the call, which no step of a few tokens makes."""
+        raise NotImplementedError
 
 
 @functools.lru_cache(maxsize=2)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from hf_specdec.common.recording import recorder
 from hf_specdec.compat import computes_halves, has_own_functions, is_dispatch_traced
 from hf_specdec.kernels.native import core
 
@@ -50,7 +51,7 @@ def is_watched() -> bool:
         torch.is_autocast_enabled("cpu")
         or torch.are_deterministic_algorithms_enabled()
         or torch.compiler.is_compiling()
-        or is_dispatch_traced()
+        or (is_dispatch_traced() and recorder() is None)
         or has_own_functions()
     )
 
@@ -108,13 +109,27 @@ def trial(*size: Any) -> Trial:
     return Trial()
 
 
-@functools.cache
 def team() -> int:
     """The address of the function that runs work on torch's threads; 0 where there is none that is known."""
+    return _address_of("GOMP_parallel")
+
+
+def team_size() -> int:
+    """The address of the function that tells a thread how many there are; 0 where there is none that is known."""
+    return _address_of("omp_get_num_threads")
+
+
+@functools.cache
+def _address_of(function: str) -> int:
+    """Address of a function of torch's OpenMP library; 0 where that is none that is known."""
     try:
         maps = Path("/proc/self/maps").read_text()
         library = _openmp({line.split()[-1] for line in maps.splitlines()})
-        return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0 if library else 0
+        if library is None:
+            return 0
+        found = ctypes.CDLL(library)
+        assert found.GOMP_parallel
+        return ctypes.cast(getattr(found, function), ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
 

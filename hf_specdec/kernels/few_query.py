@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here, replaced
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import attention_implementation, is_traced_for_us
@@ -200,6 +201,11 @@ def _faster(
             counting.by_torch.add(type(module).__name__)
     if own is None or not fits:
         return torchs()
+    if (open_recorder := recorder()) is not None:
+        with open_recorder.paused():
+            attended = own()
+        own.note(open_recorder, attended)
+        return attended, None
     if (trial := own.trial) is None:
         return own(), None
     return trial(lambda: (own(), None), torchs, own.work)

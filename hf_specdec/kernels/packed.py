@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_specdec.common.recording import recorder
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.packed_layout import Format, empty
@@ -116,6 +117,8 @@ class PackedLinear(Packed):
             threads,
             0 if threads == 1 else cpu.team(),
         )
+        if (open_recorder := recorder()) is not None:
+            open_recorder.core("packed_linear", (tokens, self.weight, numbers, out), {"format": self.kind.number})
         return out
 
 
@@ -156,7 +159,17 @@ class PackedEmbedding(Packed):
             IndexError: an id outside the table.
             UnsupportedModelError: the core cannot compute.
         """
-        address, rows = self.address(input), input.contiguous().long()
+        rows = input.contiguous().long()
+        if (open_recorder := recorder()) is None:
+            return self._rows(rows)
+        with open_recorder.paused():
+            out = self._rows(rows)
+        open_recorder.call(self._rows, (rows,), {}, out)
+        return out
+
+    def _rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """See `forward`; of ids without gaps."""
+        address = self.address(rows)
         out = torch.empty((*rows.shape, self.embedding_dim), dtype=self.dtype)
         cpu.core.packed_rows(
             rows.data_ptr(),

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.masks import names_in_own_methods
@@ -82,6 +83,16 @@ def alike_in(numbers: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
+    if (open_recorder := recorder()) is not None:
+        with open_recorder.paused():
+            result = _by_vectors(function, numbers, **kwargs)
+        open_recorder.call(_by_vectors, (function, numbers), kwargs, result)
+        return result
+    return _by_vectors(function, numbers, **kwargs)
+
+
+def _by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """See `by_vectors`."""
     count, is_serial = numbers.numel(), torch.get_num_threads() == 1 or numbers.numel() <= SERIAL
     if not is_host(numbers.device) or (is_serial and count % VECTORS == 0 and numbers.is_contiguous()):
         return function(numbers, **kwargs)

@@ -91,6 +91,26 @@ def recur(
     team: int,
     /,
 ) -> None: ...
+def huge_pages(start: int, end: int, is_file: bool, /) -> int: ...
+def replay(
+    code: int,
+    size: int,
+    bases: int,
+    layers: int,
+    masks: int,
+    rows: int,
+    columns: int,
+    packed: int,
+    packed_width: int,
+    counters: int,
+    num_counters: int,
+    room: int,
+    room_size: int,
+    num_threads: int,
+    team: int,
+    team_size: int,
+    /,
+) -> None: ...
 def rms_norm(tokens: int, weights: int, out: int, count: int, size: int, epsilon: float, kind: int, /) -> None: ...
 
 class Search:

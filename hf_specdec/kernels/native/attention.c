@@ -7,6 +7,7 @@
 
 #include "core.h"
 #include "halves.h"
+#include "replay.h"
 #include "tiles.h"
 
 #ifdef AVX2
@@ -19,23 +20,6 @@ enum { KEYS = 96, SPACE = KEYS + TILE_SPACE }; /* of a block, whole tiles; from 
 enum { LANES = 8, TOGETHER = 8 };              /* floats of a register; queries whose weights are summed up at once */
 #define LEAST_POWER -1e30f                     /* of two; of any less it is 0 too */
 
-typedef struct {
-    const Tiles *tiles;
-    const char *query, *key, *value;
-    const float *mask;  /* added to the scores, (batch, num_queries, num_keys); NULL where nothing is hidden */
-    const float *sinks; /* (heads,) scores of a key that adds no value; NULL for none */
-    void *out;         /* (batch, num_queries, heads, value_dim) */
-    int64_t batch, kv_heads, groups, num_queries, num_keys, dim, value_dim;
-    /* Numbers from one row of a batch, head or query to the next; those of a key, value or query are without gaps, and
-     * so are the keys of a head. */
-    int64_t query_strides[3], key_strides[2], value_strides[3], mask_strides[2];
-    const int64_t *packed; /* (batch + 1,) each row's first query in one line, (batch,) keys at its end that it sees none
-                              of; NULL where all rows have `num_queries` */
-    float scale, cap; /* `cap` times the hyperbolic tangent of a score's share of it is its place; 0 for none */
-    int kind, has_no_memory;
-    int64_t next;
-} Job;
-
 /* What a thread keeps of the queries of a group: (rows, dim), (rows, SPACE), (rows, value_dim), (rows,), (rows,). */
 typedef struct {
     char *queries; /* as the tiles read them */
@@ -43,7 +27,7 @@ typedef struct {
 } Room;
 
 /* The products of all queries of a group with `count` keys. */
-static void score(const Job *job, const Room *room, int64_t rows, const char *keys, int64_t count) {
+static void score(const Attention *job, const Room *room, int64_t rows, const char *keys, int64_t count) {
     const Tiles *tiles = job->tiles;
     int64_t row = job->dim * size_of(job->kind), query = job->dim * (tiles->widens_tokens ? 4 : size_of(job->kind));
     int64_t step = tiles->outputs * row / (job->dim / tiles->lanes * tiles->lines);
@@ -92,7 +76,7 @@ AVX2 static inline __m256 hyperbolic_tangents(__m256 numbers) {
 
 /* Make one query's scores of `count` keys weights, and what it summed up before comparable to them. Weights are relative
  * to a whole power of two, so that another base is an exact scale. A hidden key weighs 0. */
-AVX2 static void weigh(const Job *job, const Room *room, int64_t r, const float *mask, int64_t count) {
+AVX2 static void weigh(const Attention *job, const Room *room, int64_t r, const float *mask, int64_t count) {
     float *scores = room->scores + r * SPACE, *sums = room->sums + r * job->value_dim, cap = job->cap;
     float lanes[LANES], before = room->base[r], most = before;
     int64_t whole = count / LANES * LANES; /* the rest's lanes after the last key are hidden */
@@ -144,7 +128,7 @@ static void sum_up(const float *scores, float *totals, int64_t rows, int64_t cou
 }
 
 /* All queries of one group, in one row of the batch. */
-AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t head) {
+AVX2 static void attend(const Attention *job, const Room *room, int64_t b, int64_t head) {
     const int64_t *packed = job->packed, *strides = job->query_strides;
     int64_t first_query = packed ? packed[b] : b * job->num_queries, start = packed ? packed[b] * strides[2] : b * strides[0];
     int64_t num_queries = packed ? packed[b + 1] - packed[b] : job->num_queries;
@@ -187,8 +171,8 @@ AVX2 static void attend(const Job *job, const Room *room, int64_t b, int64_t hea
 }
 
 /* What one thread does: groups of queries, each of them whichever is next. */
-static void work(void *argument) {
-    Job *job = argument;
+void attention_work(void *argument) {
+    Attention *job = argument;
     int64_t rows = (job->groups * job->num_queries + TOGETHER - 1) / TOGETHER * TOGETHER, unit;
     float *numbers = calloc((size_t)(rows * (job->dim + SPACE + job->value_dim + 2)), sizeof(float));
     if (numbers == NULL) {
@@ -199,13 +183,14 @@ static void work(void *argument) {
     room.sums = room.scores + rows * SPACE;
     room.base = room.sums + rows * job->value_dim;
     room.totals = room.base + rows;
-    while ((unit = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->batch * job->kv_heads)
+    while ((unit = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED)) < job->batch * job->kv_heads)
         attend(job, &room, unit / job->kv_heads, unit % job->kv_heads);
     free(numbers);
 }
 
 PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
-    Job job = {0};
+    int64_t first = 0;
+    Attention job = {.next = &first};
     unsigned long long query, key, value, mask, sinks, out, packed, team;
     unsigned num_threads;
     int64_t *q = job.query_strides, *k = job.key_strides, *v = job.value_strides, *m = job.mask_strides;
@@ -227,8 +212,8 @@ PyObject *core_attention(PyObject *Py_UNUSED(module), PyObject *args) {
     job.sinks = (const float *)(uintptr_t)sinks;
     job.out = (void *)(uintptr_t)out;
     Py_BEGIN_ALLOW_THREADS
-    if (num_threads > 1) ((Team *)(uintptr_t)team)(work, &job, num_threads, 0);
-    else work(&job);
+    if (num_threads > 1) ((Team *)(uintptr_t)team)(attention_work, &job, num_threads, 0);
+    else attention_work(&job);
     Py_END_ALLOW_THREADS
     if (job.has_no_memory) return PyErr_NoMemory();
     return new_none();

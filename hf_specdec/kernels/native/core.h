@@ -55,6 +55,7 @@ int64_t table_find(const Table *table, int64_t key);
 
 PyObject *core_attention(PyObject *module, PyObject *args);
 PyObject *core_linear(PyObject *module, PyObject *args);
+PyObject *core_huge_pages(PyObject *module, PyObject *args);
 PyObject *core_link(PyObject *module, PyObject *args);
 PyObject *core_packed_linear(PyObject *module, PyObject *args);
 PyObject *core_packed_rows(PyObject *module, PyObject *args);
@@ -62,6 +63,7 @@ PyObject *core_places(PyObject *module, PyObject *args);
 PyObject *core_put_nodes(PyObject *module, PyObject *args);
 PyObject *core_read_logits(PyObject *module, PyObject *args);
 PyObject *core_recur(PyObject *module, PyObject *args);
+PyObject *core_replay(PyObject *module, PyObject *args);
 PyObject *core_rms_norm(PyObject *module, PyObject *args);
 extern PyType_Spec search_spec;
 

@@ -4,6 +4,7 @@
 
 #include "core.h"
 #include "halves.h"
+#include "replay.h"
 #include "tiles.h"
 
 #ifdef AVX2
@@ -13,25 +14,18 @@ enum { BLOCK = 24, BLOCK_NUMBERS = 24 * 1280 }; /* weights that stay in the seco
 
 enum { SHORT_ROW = 4096 }; /* bytes; in longer ones the processor itself sees what is next */
 enum { PRODUCTS = BLOCK + TILE_SPACE }; /* from one token's to the next one's */
+enum { AHEAD = 2 };                     /* tiles, from the one that is multiplied to the one that comes from memory */
 enum { LANES = 8 };                     /* floats of a register */
 enum { COLUMNS = 512, DEPTH = 8 }; /* of weights that stay in the first cache, where inputs are their rows */
 
-typedef struct {
-    const Tiles *tiles;
-    const void *tokens, *weights, *bias; /* tokens are (num_tokens, num_in) */
-    void *out;
-    int64_t num_tokens, num_out, num_in, block, next;
-    int kind, is_transposed, has_no_memory; /* weights are (num_out, num_in), or transposed */
-} Job;
-
 /* Where the block that begins at an output ends. */
-static inline int64_t end_of(const Job *job, int64_t first) { return min_of(first + job->block, job->num_out); }
+static inline int64_t end_of(const Product *job, int64_t first) { return min_of(first + job->block, job->num_out); }
 
 /* The first output of a block that no thread has taken yet. */
-static inline int64_t next_block(Job *job) { return __atomic_fetch_add(&job->next, job->block, __ATOMIC_RELAXED); }
+static inline int64_t next_block(Product *job) { return __atomic_fetch_add(job->next, job->block, __ATOMIC_RELAXED); }
 
 /* Round a token's products for `count` outputs from `output` on, with the bias. */
-AVX2 static inline void put(const Job *job, int64_t token, int64_t output, const float *products, int64_t count) {
+AVX2 static inline void put(const Product *job, int64_t token, int64_t output, const float *products, int64_t count) {
     int64_t place = token * job->num_out + output, o = 0;
     for (; o + LANES <= count; o += LANES) {
         __m256 eight = _mm256_loadu_ps(products + o);
@@ -46,11 +40,11 @@ AVX2 static inline void put(const Job *job, int64_t token, int64_t output, const
 
 /* All tokens with the outputs from `first` to `end`. Meanwhile the weights come from memory that are next: those of the
  * next tile where all tokens are in one, else those of the block that begins at `next`. */
-AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t next) {
+AVX2 static void multiply(const Product *job, int64_t first, int64_t end, int64_t next) {
     const Tiles *tiles = job->tiles;
     float products[TILE_TOKENS * PRODUCTS];
     int64_t size = size_of(job->kind), token_size = tiles->widens_tokens ? 4 : size, row = job->num_in * size;
-    const char *weights = (const char *)job->weights + first * row, *ahead = weights + tiles->outputs * row;
+    const char *weights = (const char *)job->weights + first * row, *ahead = weights + AHEAD * tiles->outputs * row;
     int64_t num_lines = job->num_in / tiles->lanes * tiles->lines;
     int64_t step = row <= SHORT_ROW ? tiles->outputs * row / num_lines : 0;
     if (job->num_tokens > TILE_TOKENS) {
@@ -74,7 +68,7 @@ AVX2 static void multiply(const Job *job, int64_t first, int64_t end, int64_t ne
 }
 
 /* The same of transposed weights; `sums` has room for (num_tokens, COLUMNS). */
-AVX2 static void multiply_transposed(const Job *job, int64_t first, int64_t end, float *sums) {
+AVX2 static void multiply_transposed(const Product *job, int64_t first, int64_t end, float *sums) {
     int64_t size = size_of(job->kind), row = job->num_out * size;
     for (int64_t s = 0; s < job->num_tokens * COLUMNS; s++) sums[s] = 0.0f;
     for (int64_t input = 0; input < job->num_in; input += DEPTH) {
@@ -90,8 +84,8 @@ AVX2 static void multiply_transposed(const Job *job, int64_t first, int64_t end,
 }
 
 /* What one thread does: blocks of outputs, each of them whichever is next. */
-static void work(void *argument) {
-    Job *job = argument;
+void product_work(void *argument) {
+    Product *job = argument;
     float *sums = NULL;
     if (job->is_transposed && (sums = malloc((size_t)(job->num_tokens * COLUMNS) * sizeof(float))) == NULL) {
         __atomic_store_n(&job->has_no_memory, 1, __ATOMIC_RELAXED);
@@ -106,31 +100,42 @@ static void work(void *argument) {
 }
 
 /* As many outputs as fit into the cache, and few enough that every thread gets some; whole tiles. */
-static int64_t block_of(const Job *job, int64_t num_threads) {
+static int64_t block_of(const Product *job, int64_t num_threads) {
     int64_t outputs = job->is_transposed ? MIX_WIDTH : job->tiles->outputs;
     int64_t block = job->is_transposed ? COLUMNS : min_of(BLOCK, BLOCK_NUMBERS / job->num_in);
     block = min_of(block, job->num_out / (2 * num_threads) + 1);
     return block < outputs ? outputs : block - block % outputs;
 }
 
-/* The product; 0 where there is no memory for it. */
-static int run(Job *job, Team *team, unsigned num_threads) {
-    float *widened = NULL;
-    if (job->kind != FP32 && (job->is_transposed || job->tiles->widens_tokens)) {
-        int64_t count = job->num_tokens * job->num_in;
-        if ((widened = malloc((size_t)count * sizeof(float))) == NULL) return 0;
-        widen(job->tokens, job->kind, count, widened);
-        job->tokens = widened;
+int64_t product_room(int kind, int64_t num_tokens, int64_t num_in, int is_transposed) {
+    const Tiles *tiles = tiles_for(kind, num_in);
+    return kind != FP32 && (is_transposed || tiles->widens_tokens) ? num_tokens * num_in : 0;
+}
+
+void product_begin(Product *job, int64_t num_threads, float *room) {
+    job->tiles = tiles_for(job->kind, job->num_in);
+    if (product_room(job->kind, job->num_tokens, job->num_in, job->is_transposed)) {
+        widen(job->tokens, job->kind, job->num_tokens * job->num_in, room);
+        job->tokens = room;
     }
     job->block = block_of(job, num_threads);
-    if (num_threads > 1) team(work, job, num_threads, 0);
-    else work(job);
-    free(widened);
+}
+
+/* The product; 0 where there is no memory for it. */
+static int run(Product *job, Team *team, unsigned num_threads) {
+    int64_t count = product_room(job->kind, job->num_tokens, job->num_in, job->is_transposed);
+    float *room = malloc((size_t)(count ? count : 1) * sizeof(float));
+    if (room == NULL) return 0;
+    product_begin(job, num_threads, room);
+    if (num_threads > 1) team(product_work, job, num_threads, 0);
+    else product_work(job);
+    free(room);
     return !job->has_no_memory;
 }
 
 PyObject *core_linear(PyObject *Py_UNUSED(module), PyObject *args) {
-    Job job = {0};
+    int64_t first = 0;
+    Product job = {.next = &first};
     unsigned long long tokens, weights, bias, out, team;
     long long num_tokens, num_out, num_in;
     unsigned num_threads;

@@ -29,6 +29,7 @@ static PyObject *has_kernels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ar
 
 static PyMethodDef functions[] = {
     {"has_kernels", has_kernels, METH_NOARGS, NULL},
+    {"huge_pages", core_huge_pages, METH_VARARGS, NULL},
     {"link", core_link, METH_VARARGS, NULL},
     {"places", core_places, METH_VARARGS, NULL},
     {"put_nodes", core_put_nodes, METH_VARARGS, NULL},
@@ -39,6 +40,7 @@ static PyMethodDef functions[] = {
     {"packed_linear", core_packed_linear, METH_VARARGS, NULL},
     {"packed_rows", core_packed_rows, METH_VARARGS, NULL},
     {"recur", core_recur, METH_VARARGS, NULL},
+    {"replay", core_replay, METH_VARARGS, NULL},
     {"rms_norm", core_rms_norm, METH_VARARGS, NULL},
 #endif
     {NULL, NULL, 0, NULL},

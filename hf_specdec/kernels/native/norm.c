@@ -3,6 +3,7 @@
 
 #include "core.h"
 #include "halves.h"
+#include "replay.h"
 #include "tiles.h"
 
 #ifdef AVX2
@@ -43,7 +44,7 @@ AVX2 static inline void norm(const void *token, const void *weights, void *out, 
     }
 }
 
-AVX2 static void norms(const char *tokens, const void *weights, char *out, int64_t count, int64_t size, float epsilon,
+AVX2 void norms(const char *tokens, const void *weights, char *out, int64_t count, int64_t size, float epsilon,
                        int kind) {
     for (int64_t row = size * size_of(kind); count > 0; count--, tokens += row, out += row) {
         if (kind == FP32) norm(tokens, weights, out, size, epsilon, FP32);

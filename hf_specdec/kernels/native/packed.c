@@ -258,7 +258,7 @@ static void work(void *argument) {
     int64_t code_bytes = num_blocks * code_bytes_of(job->format), scale_bytes = num_blocks * scale_bytes_of(job->format);
     const uint8_t *all_scales = job->weights + num_groups * code_bytes;
     for (;;) {
-        int64_t group = __atomic_fetch_add(&job->next, job->num_taken, __ATOMIC_RELAXED);
+        int64_t group = __atomic_fetch_add(job->next, job->num_taken, __ATOMIC_RELAXED);
         if (group >= num_groups) return;
         for (int64_t end = min_of(group + job->num_taken, num_groups); group < end; group++) {
             const uint8_t *codes = job->weights + group * code_bytes, *scales = all_scales + group * scale_bytes;
@@ -274,22 +274,42 @@ static void work(void *argument) {
     }
 }
 
-AVX2 int run_packed(PackedJob *job, Team *team, unsigned num_threads) {
-    int64_t at_once = min_of(job->num_tokens, TOKENS_AT_ONCE);
+/* Round `part->count` tokens from `part->first` on. */
+AVX2 static void round_part(const Part *part) {
+    PackedJob *job = part->job;
+    int most = part->set->most, offset = job->format == Q8_0 ? part->set->eight_offset : offset_of(job->format);
+    if (job->kind == FP32) round_tokens(job, FP32, most, offset, part->first, part->count);
+    else if (job->kind == BF16) round_tokens(job, BF16, most, offset, part->first, part->count);
+    else round_tokens(job, FP16, most, offset, part->first, part->count);
+}
+
+static int begin_packed(PackedJob *job, int64_t at_once, unsigned num_threads) {
     job->blocks = malloc((size_t)(at_once * blocks_of(job->num_in)) * sizeof(TokenBlock));
-    if (job->blocks == NULL) return 0;
     job->num_taken = groups_of(job->num_out) / (4 * num_threads) + 1;
+    return job->blocks != NULL;
+}
+
+AVX2 int run_packed(PackedJob *job, Team *team, unsigned num_threads) {
+    int64_t at_once = min_of(job->num_tokens, TOKENS_AT_ONCE), next;
+    if (!begin_packed(job, at_once, num_threads)) return 0;
+    job->next = &next;
     Part part = {job, packed_tiles(), 0, 0};
-    int most = part.set->most, offset = job->format == Q8_0 ? part.set->eight_offset : offset_of(job->format);
     for (; part.first < job->num_tokens; part.first += part.count) {
         part.count = min_of(job->num_tokens - part.first, at_once);
-        if (job->kind == FP32) round_tokens(job, FP32, most, offset, part.first, part.count);
-        else if (job->kind == BF16) round_tokens(job, BF16, most, offset, part.first, part.count);
-        else round_tokens(job, FP16, most, offset, part.first, part.count);
-        job->next = 0;
+        round_part(&part);
+        next = 0;
         if (num_threads > 1) team(work, &part, num_threads, 0);
         else work(&part);
     }
+    free(job->blocks);
+    return 1;
+}
+
+AVX2 int share_packed(PackedJob *job, unsigned num_threads) {
+    if (!begin_packed(job, job->num_tokens, num_threads)) return 0;
+    Part part = {job, packed_tiles(), 0, job->num_tokens};
+    round_part(&part);
+    work(&part);
     free(job->blocks);
     return 1;
 }

@@ -41,10 +41,12 @@ typedef struct {
     int64_t num_tokens, num_out, num_in;
     int kind, format;
     TokenBlock *blocks;      /* from here on: what `run_packed` needs itself */
-    int64_t next, num_taken; /* the first group that no thread has taken, and how many one takes at once */
+    int64_t *next, num_taken; /* the first group that no thread has taken, and how many one takes at once */
 } PackedJob;
 
 /* Compute a product; 0 where there is no memory for it. Without several threads `team` is not read. */
 int run_packed(PackedJob *job, Team *team, unsigned num_threads);
+/* What one of several threads does of a product, whose groups they take from `job->next`; 0 where there is no memory. */
+int share_packed(PackedJob *job, unsigned num_threads);
 
 #endif

@@ -10,6 +10,7 @@
 #include <immintrin.h>
 
 enum { LINE = 64 }; /* bytes that memory delivers at once */
+enum { NEAR = 2 };  /* tokens: a tile of more computes for so long that the second cache is near enough */
 
 /* How many of them a tile asks for each time; those of AVX2 read up to one and a half. */
 #define LINES(outputs_, lanes_, Weight) (1 + ((outputs_) * (lanes_) * (int)sizeof(Weight) - LINE) / LINE)
@@ -26,7 +27,7 @@ enum { LINE = 64 }; /* bytes that memory delivers at once */
         UNROLLED for (int t = 0; t < tokens_; t++) UNROLLED for (int o = 0; o < outputs_; o++) sums[t][o] = (Sum){0};  \
         for (int64_t i = 0; i < num_in; i += lanes_) {                                                                 \
             UNROLLED for (int l = 0; l < LINES(outputs_, lanes_, Weight); l++, ahead += step)                          \
-                _mm_prefetch(ahead, _MM_HINT_T1);                                                                      \
+                _mm_prefetch(ahead, (tokens_) <= NEAR ? _MM_HINT_T0 : _MM_HINT_T1);                                  \
             Lanes rows[outputs_];                                                                                      \
             UNROLLED for (int o = 0; o < outputs_; o++) rows[o] =                                                      \
                 load_weight((const Weight *)weights + o * num_in + i);                                                 \

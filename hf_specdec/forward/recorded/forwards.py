@@ -1,0 +1,279 @@
+"""A model's recorded forwards: when they are made, compared, replayed and dropped."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.recording import recording
+from hf_specdec.forward.forward_arguments import tensors_of
+from hf_specdec.forward.recorded.guard import Guard, foreign_part, tensors_of_modules
+from hf_specdec.forward.recorded.program import Constant, Program
+from hf_specdec.forward.recorded.template import Template
+from hf_specdec.forward.recorded.trace import NotRecordable, Record, Trace
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.huge_pages import use_huge_pages
+from hf_specdec.kernels.masks import additive, prepared
+
+LEAST_OF_WIDTH = 2  # times that a number of tokens is asked for before it gets a program
+LEAST_FORWARDS = 4  # of a kind that a process has computed before one is recorded
+LEAST_FOR_PAGES = 16  # forwards that a process has computed before weights are put into pages of 2 MB
+MOST_BYTES = 64 << 20  # of all programs of a model
+MOST_TOKENS = 256  # of a forward
+RELATIVE, ABSOLUTE = 1e-3, 1e-3  # how far numbers in fp32 may differ, which are added up in another order
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Forwards that differ in their number of tokens alone.
+
+    Attributes:
+        count (`int`): how many have been computed by the model.
+        records (`list[Record]`): recorded so far, two at most.
+        template (`Template | None`): of the two.
+        programs: by the number of tokens, those that have been compared with the model's forward.
+        widths: by the number of tokens how often they were asked for.
+        reason (`str | None`): why none is recorded.
+        returns: class of the outputs.
+    """
+
+    count: int = 0
+    records: list[Record] = field(default_factory=list)
+    template: Template | None = None
+    programs: dict[int, Program] = field(default_factory=dict)
+    widths: Counter[int] = field(default_factory=Counter)
+    reason: str | None = None
+    returns: type[Any] = dict
+
+
+class RecordedForwards:
+    """Forwards of one model on a CPU, recorded once and replayed.
+
+    Args:
+        model: the model, which is not kept.
+
+    Attributes:
+        reason (`str | None`): why nothing is recorded.
+        huge_bytes (`int`): weights that were put into pages of 2 MB.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._count, self.huge_bytes = 0, 0
+        self._last_reason: str | None = None
+        self._guard: Guard | None = None
+        self._kinds: dict[tuple[Any, ...], _Kind] = {}
+        self._lock = threading.Lock()  # a program has memory for one forward
+        self.reason = _reason_against(model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Unknown, ()
+
+    def begin(self, model: PreTrainedModel) -> None:
+        """A call begins: what kept its forwards from being recorded may be gone."""
+        if self.reason is not None:
+            self.reason = _reason_against(model)
+
+    @property
+    def last_reason(self) -> str | None:
+        """Reason why forwards could not be recorded, the last one."""
+        return self.reason or self._last_reason
+
+    def forward(
+        self, model: PreTrainedModel, inputs: dict[str, Any], cache: SpecCache, packed: PackedRows | None
+    ) -> tuple[Any, bool]:
+        """The model's outputs for `inputs`, by a record where there is one, and whether there is."""
+        if self.reason is not None or not cpu.is_usual() or not self._lock.acquire(blocking=False):
+            return model(**inputs, return_dict=True), False
+        try:
+            return self._forward(model, inputs, cache, packed)
+        finally:
+            self._lock.release()
+
+    def _forward(
+        self, model: PreTrainedModel, inputs: dict[str, Any], cache: SpecCache, packed: PackedRows | None
+    ) -> tuple[Any, bool]:
+        self._count += 1
+        if self._count == LEAST_FOR_PAGES:
+            self.huge_bytes = use_huge_pages(tensors_of_modules(model))
+        tensors = tensors_of(inputs)
+        masks = {path: tensor for path, tensor in tensors.items() if "mask" in path}
+        arguments = {path: tensor for path, tensor in tensors.items() if path not in masks}
+        if (ids := arguments.get("input_ids")) is None or ids.ndim != 2:
+            return model(**inputs, return_dict=True), False
+        tokens = ids.shape[1]
+        kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
+        kind.count += 1
+        kind.widths[tokens] += 1
+        is_rare = kind.template is not None and kind.widths[tokens] < LEAST_OF_WIDTH
+        if kind.reason is not None or kind.count < LEAST_FORWARDS or is_rare or tokens > MOST_TOKENS:
+            return model(**inputs, return_dict=True), False
+        if self._guard is None or not self._guard.holds():
+            self._drop(model)
+            if self.reason is not None:
+                return model(**inputs, return_dict=True), False
+            kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
+        lengths = cache.layers[0].lengths
+        try:
+            if (program := kind.programs.get(tokens)) is not None:
+                assert kind.template is not None
+                cache.append(kind.template.layers, tokens, packed)
+                return kind.returns(**program.run(arguments, _numbers_of(masks), cache, packed)), True
+            if kind.template is None or not kind.template.is_of(tokens):
+                return self._record(kind, model, inputs, arguments, masks, tokens), False
+            return self._compare(kind, model, inputs, arguments, masks, tokens, cache, packed), False
+        except NotRecordable as reason:
+            kind.reason = self._last_reason = str(reason)
+            cache.cut(lengths)
+            return model(**inputs, return_dict=True), False
+
+    def _drop(self, model: PreTrainedModel) -> None:
+        """Forget all records: the model has changed, or none has been made."""
+        self._kinds, self.reason = {}, _reason_against(model)
+        self._guard = Guard(model)
+
+    def _record(
+        self,
+        kind: _Kind,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        arguments: Mapping[str, torch.Tensor],
+        masks: Mapping[str, torch.Tensor],
+        tokens: int,
+    ) -> Any:
+        """The model's forward, recorded."""
+        trace = Trace(tensors_of_modules(model), arguments, masks)
+        with trace, recording(trace):
+            outputs = model(**inputs, return_dict=True)
+        kind.returns = type(outputs)
+        record = trace.record(tokens, _refs_of(dict(outputs), trace))
+        if len(kind.records) == 2:
+            kind.records, kind.template = kind.records[:1], None
+        kind.records.append(record)
+        if len(kind.records) == 2:
+            kind.template = Template(kind.records[0], kind.records[1], list(masks))
+        return outputs
+
+    def _compare(
+        self,
+        kind: _Kind,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        arguments: Mapping[str, torch.Tensor],
+        masks: Mapping[str, torch.Tensor],
+        tokens: int,
+        cache: SpecCache,
+        packed: PackedRows | None,
+    ) -> Any:
+        """The model's forward, and the same by a new program, which is kept if the results are equal."""
+        assert kind.template is not None
+        lengths = cache.layers[0].lengths
+        program = Program(kind.template, tokens, torch.get_num_threads())
+        outputs = model(**inputs, return_dict=True)
+        cache.cut(lengths)
+        cache.append(kind.template.layers, tokens, packed)
+        result = program.run(arguments, _numbers_of(masks), cache, packed)
+        if not _is_same(tensors_of(dict(outputs)), tensors_of(result)):
+            raise NotRecordable("a replayed forward gives other numbers")
+        kind.programs[tokens] = program
+        self._keep_small()
+        return type(outputs)(**result)
+
+    def _keep_small(self) -> None:
+        """Forget the programs that were made first where all take too much memory."""
+        programs = [(kind, tokens) for kind in self._kinds.values() for tokens in kind.programs]
+        size = sum(kind.programs[tokens].num_bytes for kind, tokens in programs)
+        while size > MOST_BYTES and len(programs) > 1:
+            kind, tokens = programs.pop(0)
+            size -= kind.programs.pop(tokens).num_bytes
+
+
+class _Unknown:
+    """What a copy of a model knows of recorded forwards."""
+
+
+def _reason_against(model: PreTrainedModel) -> str | None:
+    """Reason why a model's forwards are not recorded."""
+    if (reason := cpu.why_unused()) is not None:
+        return reason
+    if (foreign := foreign_part(model)) is not None:
+        return f"{foreign} is not torch's or transformers'"
+    if any(
+        type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu
+        for tensor in tensors_of_modules(model)
+    ):
+        return "its weights are no plain tensors on the CPU"
+    return None
+
+
+def _kind_of(
+    inputs: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    cache: SpecCache,
+    packed: PackedRows | None,
+    tokens: int,
+) -> tuple[Any, ...]:
+    """What forwards of one template have in common."""
+    values = tuple((name, _plain(value)) for name, value in inputs.items())
+    shapes = tuple((path, tensor.dtype, _shape_of(path, tensor, tokens)) for path, tensor in tensors.items())
+    rows = len(cache.lengths), packed is not None, tokens == 1
+    return (values, shapes, rows, cache.dtype, torch.get_num_threads())
+
+
+def _shape_of(path: str, tensor: torch.Tensor, tokens: int) -> tuple[int | None, ...]:
+    """The shape but for the tokens; of a mask, which the number of cached tokens changes too, the rows."""
+    if "mask" in path:
+        return (len(tensor), tensor.ndim)
+    return tuple(None if size == tokens else size for size in tensor.shape)
+
+
+def _plain(value: Any) -> Any:
+    """A setting as it can be compared; tensors and caches are the same in all forwards of a kind."""
+    if isinstance(value, list):
+        return tuple(value)
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
+
+
+def _numbers_of(masks: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The masks as the core reads them; none of those that hide nothing from the only token of each row."""
+    return {path: _in_fp32(mask) for path, mask in masks.items() if not _hides_nothing(mask)}
+
+
+def _hides_nothing(mask: torch.Tensor) -> bool:
+    return mask.shape[2] == 1 and bool(mask.all() if mask.dtype == torch.bool else not mask.any())
+
+
+def _in_fp32(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype == torch.float32 and mask.stride(3) == 1:
+        return mask
+    return prepared(mask, ("core",), lambda: additive(mask, torch.float32, -torch.inf).contiguous())
+
+
+def _refs_of(value: Any, trace: Trace) -> Any:
+    """A forward's outputs as a record has them."""
+    if isinstance(value, torch.Tensor):
+        return trace.ref(value)
+    if isinstance(value, Mapping):
+        return {name: _refs_of(item, trace) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_refs_of(item, trace) for item in value])
+    return Constant()
+
+
+def _is_same(outputs: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> bool:
+    """Returns whether two forwards gave the same: bit by bit in halves, nearly in fp32."""
+    if outputs.keys() != others.keys():
+        return False
+    for path, tensor in outputs.items():
+        other = others[path]
+        if tensor.dtype == torch.float32:
+            if not torch.allclose(tensor, other, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):
+                return False
+        elif not torch.equal(tensor, other):
+            return False
+    return True

@@ -1,0 +1,95 @@
+"""Notices that a model is no longer the one whose forward was recorded."""
+
+from collections.abc import Iterator
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+
+from hf_specdec.compat.modules import modules_of
+from hf_specdec.kernels.own_forward import OwnForward
+
+KNOWN = ("hf_specdec.", "torch.", "transformers.")  # packages whose forwards depend on modules and arguments alone
+
+
+def foreign_part(model: torch.nn.Module) -> str | None:
+    """Class of a module, or function that hooks one, whose code may do anything; `None` where there is none."""
+    for module in modules_of(model):
+        if not _is_known(type(module)):
+            return type(module).__name__
+        if (forward := vars(module).get("forward")) is not None and not _is_known(forward):
+            return f"the forward of a {type(module).__name__}"
+        for hook in _hooks_of(module):
+            if not _is_known(hook):
+                return f"a hook on {type(module).__name__}"
+    return None
+
+
+def tensors_of_modules(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters, buffers and other tensors of all modules, each once."""
+    tensors: dict[int, torch.Tensor] = {}
+    for module in modules_of(model):
+        for group in (module._parameters, module._buffers, vars(module)):  # noqa: SLF001 all of torch's
+            tensors |= {id(value): value for value in group.values() if isinstance(value, torch.Tensor)}
+    return list(tensors.values())
+
+
+class Guard:
+    """A model's modules as they are now: their attributes, weights and hooks, and where the weights are.
+
+    A weight that changes in place stays the same; what is replaced, moved, added or switched does not.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = modules_of(model)
+        self._groups = [group for module in self._modules for group in _groups_of(module)]
+        self._types: list[Any] = list(map(type, self._modules))
+        self._forwards = [(cls, cls.forward) for cls in set(self._types)]
+        self._values = self._now()
+        self._weights = tensors_of_modules(model)
+        self._places = list(map(torch.Tensor.data_ptr, self._weights))
+
+    def holds(self) -> bool:
+        """Returns whether the model is as it was."""
+        now = self._now()
+        return (
+            len(now) == len(self._values)
+            and (all(map(is_, now, self._values)) or self._differs_by_kernels(now))
+            and list(map(type, self._modules)) == self._types
+            and list(map(torch.Tensor.data_ptr, self._weights)) == self._places
+            and all(cls.forward is forward for cls, forward in self._forwards)
+        )
+
+    def _differs_by_kernels(self, now: list[Any]) -> bool:
+        """Returns whether only forwards of this package differ, of which each call has its own."""
+        pairs = enumerate(zip(now, self._values, strict=True))
+        changed = [(place, value) for place, (value, before) in pairs if value is not before]
+        is_ours = all(
+            isinstance(value, OwnForward) and type(value) is type(self._values[place]) for place, value in changed
+        )
+        if is_ours:
+            self._values = now
+        return is_ours
+
+    def _now(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self._groups)))
+
+
+def _groups_of(module: torch.nn.Module) -> Iterator[dict[Any, Any]]:
+    yield vars(module)
+    yield module._parameters  # noqa: SLF001 as torch's own code reads them
+    yield module._buffers  # noqa: SLF001
+    yield module._modules  # noqa: SLF001
+    yield module._forward_hooks  # noqa: SLF001
+    yield module._forward_pre_hooks  # noqa: SLF001
+
+
+def _hooks_of(module: torch.nn.Module) -> Iterator[object]:
+    yield from module._forward_hooks.values()  # noqa: SLF001
+    yield from module._forward_pre_hooks.values()  # noqa: SLF001
+
+
+def _is_known(code: object) -> bool:
+    name = str(getattr(code, "__module__", None) or type(code).__module__)
+    return name.startswith(KNOWN)

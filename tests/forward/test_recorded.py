@@ -1,0 +1,299 @@
+"""Forwards that are recorded and replayed: the same texts, and no record outlives what it was made of."""
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import hf_specdec
+from hf_specdec.forward.recorded import forwards
+from hf_specdec.forward.recorded.guard import Guard, foreign_part
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.huge_pages import use_huge_pages
+
+pytestmark = pytest.mark.skipif(cpu.why_unused() is not None, reason="forwards are recorded where the core computes")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+
+
+def llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+def gemma() -> Gemma3ForCausalLM:
+    kinds = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=kinds))
+
+
+def gpt2() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=128, n_positions=512, n_embd=64, n_layer=2, n_head=4, eos_token_id=None)
+    )
+
+
+MODELS = {
+    "llama": llama,
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
+    "gemma3": gemma,
+    "gpt2": gpt2,
+}
+
+
+@pytest.fixture(autouse=True)
+def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards are recorded when they are first seen."""
+    monkeypatch.setattr(forwards, "LEAST_FORWARDS", 1)
+    monkeypatch.setattr(forwards, "LEAST_OF_WIDTH", 1)
+
+
+def model_of(name: str = "llama", dtype: torch.dtype = torch.bfloat16) -> Any:
+    torch.manual_seed(0)
+    model: Any = MODELS[name]().to(dtype).eval()
+    model.generation_config.eos_token_id = None
+    return hf_specdec.enable(model)
+
+
+def generated(model: Any, method: str = "plain", ids: torch.Tensor = PROMPT, **kwargs: Any) -> Any:
+    torch.manual_seed(3)
+    options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True} | kwargs
+    return model.generate(ids, attention_mask=ids.ne(0).long(), spec_method=method, **options)
+
+
+def unrecorded(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same by the model's own code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forwards, "LEAST_FORWARDS", 1 << 30)
+        return generated(model, *args, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["plain", "prompt_lookup", "lookahead", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.pairwise
+def test_replayed_forwards_write_the_models_text(name: str, dtype: torch.dtype, method: str) -> None:
+    model = model_of(name, dtype)
+    for options in ({}, {"do_sample": True, "temperature": 0.7}):
+        expected = unrecorded(model_of(name, dtype), method, max_new_tokens=40, **options)
+        output = generated(model, method, max_new_tokens=40, **options)
+        assert output.sequences.tolist() == expected.sequences.tolist()
+        again = generated(model, method, max_new_tokens=40, **options)
+        assert again.sequences.tolist() == expected.sequences.tolist()
+    if method in ("plain", "prompt_lookup"):
+        assert again.spec_stats.num_replayed > 0, again.spec_stats.record_reason
+
+
+def test_logits_of_replayed_forwards_have_the_models_bits() -> None:
+    expected = unrecorded(model_of(), output_logits=True)
+    output = generated(model_of(), output_logits=True)
+    assert output.spec_stats.num_replayed > 16
+    assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
+
+
+@pytest.mark.parametrize("method", ["plain", "prompt_lookup"])
+def test_padded_batches_and_rows_of_different_widths_are_replayed(method: str) -> None:
+    ids = torch.tensor([[0, 0, 0, 5, 6, 7, 8, 5, 6], [9, 9, 9, 9, 9, 9, 9, 9, 9], [0, 7, 8, 1, 7, 8, 1, 7, 8]])
+    expected, model = unrecorded(model_of(), method, ids), model_of()
+    for _ in range(3):
+        output = generated(model, method, ids)
+        assert output.sequences.tolist() == expected.sequences.tolist()
+    assert output.spec_stats.num_replayed > 0, output.spec_stats.record_reason
+
+
+def test_hidden_states_are_those_of_the_model() -> None:
+    expected = unrecorded(model_of(), output_hidden_states=True)
+    output = generated(model_of(), output_hidden_states=True)
+    assert output.spec_stats.num_replayed > 0
+    for states, others in zip(output.hidden_states[1:], expected.hidden_states[1:], strict=True):
+        assert all(torch.equal(state, other) for state, other in zip(states, others, strict=True))
+
+
+def test_outputs_keep_their_numbers_when_later_forwards_are_replayed() -> None:
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def look(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append((scores, scores.clone()))
+        return scores
+
+    generated(model_of(), logits_processor=[look])
+    assert len(seen) == 24 and all(torch.equal(kept, copied) for kept, copied in seen)
+
+
+def _in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+
+
+def _replaced(model: Any) -> None:
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(-model.model.layers[0].mlp.up_proj.weight.detach())
+
+
+def _moved(model: Any) -> None:
+    model.model.norm.weight.data = model.model.norm.weight.data * -1
+
+
+def _hooked(model: Any) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, output: -output)
+
+
+def _other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.ReLU()
+
+
+def _other_scale(model: Any) -> None:
+    model.model.layers[0].self_attn.scaling = 0.5
+
+
+def _other_layer(model: Any) -> None:
+    model.model.layers[0] = copy.deepcopy(model.model.layers[1])
+    model.model.layers[0].self_attn.layer_idx = 0
+
+
+def _other_forward(model: Any) -> None:
+    kept = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda states: -kept(states)
+
+
+CHANGES = [_in_place, _replaced, _moved, _hooked, _other_activation, _other_scale, _other_layer, _other_forward]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_writes_its_new_text(change: Any) -> None:
+    model = model_of()
+    before = generated(model)
+    assert before.spec_stats.num_replayed > 0
+    change(model)
+    other = model_of()
+    change(other)
+    expected = unrecorded(other)
+    assert expected.sequences.tolist() != before.sequences.tolist(), "the change is seen in the text"
+    for _ in range(2):
+        assert generated(model).sequences.tolist() == expected.sequences.tolist()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_the_middle_of_a_call_is_seen(change: Any) -> None:
+    def at_ten(model: Any) -> Any:
+        def criterion(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            if ids.shape[1] == PROMPT.shape[1] + 10:
+                change(model)
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        return criterion
+
+    model, other = model_of(), model_of()
+    generated(model)
+    expected = unrecorded(other, stopping_criteria=[at_ten(other)])
+    assert generated(model, stopping_criteria=[at_ten(model)]).sequences.tolist() == expected.sequences.tolist()
+
+
+def test_copies_and_pickles_of_a_model_have_records_of_their_own() -> None:
+    model = model_of()
+    expected = generated(model).sequences.tolist()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        _in_place(other)
+        assert generated(other).sequences.tolist() != expected
+        assert generated(model).sequences.tolist() == expected
+
+
+def test_threads_that_share_a_model_write_the_same_text() -> None:
+    model = model_of()
+    expected = generated(model).sequences.tolist()
+    texts: list[Any] = []
+    threads = [threading.Thread(target=lambda: texts.append(generated(model).sequences.tolist())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [expected] * 4
+
+
+def test_two_threads_of_the_core_share_a_forward() -> None:
+    before = torch.get_num_threads()
+    expected = generated(model_of()).sequences.tolist()
+    torch.set_num_threads(2)
+    try:
+        output = generated(model_of())
+    finally:
+        torch.set_num_threads(before)
+    assert output.sequences.tolist() == expected and output.spec_stats.num_replayed > 0
+
+
+class Foreign(torch.nn.Module):
+    """A module whose code may do anything."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+
+def test_foreign_code_is_named_and_not_recorded() -> None:
+    model = model_of()
+    model.model.layers[0].mlp.act_fn = Foreign()
+    assert foreign_part(model) == "Foreign"
+    output = generated(model)
+    assert output.spec_stats.num_replayed == 0
+    assert output.spec_stats.record_reason == "Foreign is not torch's or transformers'"
+
+
+def test_a_guard_holds_until_something_is_replaced() -> None:
+    model = llama()
+    guard = Guard(model)
+    assert guard.holds()
+    _in_place(model)
+    assert guard.holds()
+    _moved(model)
+    assert not guard.holds()
+
+
+def test_short_calls_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model = model_of()
+    generated(model, max_new_tokens=forwards.LEAST_FORWARDS)
+    assert generated(model, max_new_tokens=1).spec_stats.num_replayed == 0
+
+
+def test_weights_in_huge_pages_stay_where_they_are() -> None:
+    weight = torch.randn(4 << 20)
+    address, expected = weight.data_ptr(), weight.clone()
+    assert use_huge_pages([weight]) in range(weight.nbytes + (4 << 20))
+    assert weight.data_ptr() == address and torch.equal(weight, expected)
+    weight.zero_()
+    assert not weight.any()
+
+
+def test_weights_of_a_file_are_copied_out_of_it(tmp_path: Any) -> None:
+    expected = torch.randn(4 << 20)
+    torch.save(expected, tmp_path / "weights.pt")
+    weight = torch.load(tmp_path / "weights.pt", mmap=True)
+    use_huge_pages([weight])
+    assert torch.equal(weight, expected)
+    weight.zero_()
+    assert torch.equal(torch.load(tmp_path / "weights.pt"), expected), "the file is as it was"
