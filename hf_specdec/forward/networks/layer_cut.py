@@ -110,9 +110,9 @@ def check_forwards(model: PreTrainedModel, path: str) -> None:
         if forward is not None and _rebound(forward, module, torch.nn.Identity()) is forward:
             name = getattr(forward, "__qualname__", type(forward).__name__)
             raise UnsupportedModelError(
-                f"{type(model).__name__} has the `forward` of its {type(module).__name__} replaced by {name!r}, so that "
-                "a copy of its first layers would run all of them. Set types.MethodType(function, module) in its place, "
-                "or pass a smaller model with the same tokenizer as the draft."
+                f"{type(model).__name__} has the `forward` of its {type(module).__name__} replaced by {name!r}, so "
+                "that a copy of its first layers would run all of them. Set types.MethodType(function, module) in its "
+                "place, or pass a smaller model with the same tokenizer as the draft."
             )
 
 
