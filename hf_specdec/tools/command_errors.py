@@ -3,16 +3,14 @@
 The exit code is 2 where the arguments cannot be used, 1 where something else fails, and 130 after Ctrl-C.
 """
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from hf_specdec.errors import ConfigError, RankError, SpecError
+from hf_specdec.errors import RankError, SpecError
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
@@ -36,17 +34,6 @@ class Command(TyperCommand):
             raise typer.Exit(2 if is_usage else 1) from error
 
 
-def run_program(main: Callable[..., None], arguments: Sequence[str] | None = None) -> None:
-    """Run `main` as a `Command`.
-
-    Args:
-        arguments: words of the command line; by default those that Python was called with.
-    """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(cls=Command)(main)
-    app(args=arguments)
-
-
 def report(message: str, hint: str = "") -> None:
     """Print an error and its remedy on stderr, each on one line."""
     where = f"rank {rank}: " if (rank := process_rank()) else ""
@@ -68,17 +55,6 @@ def process_rank() -> int:
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-@contextlib.contextmanager
-def within(field: str) -> Iterator[None]:
-    """Put `field` before the field of an error that is about a part of its value."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.field.partition(" ")[0] == field:
-            raise
-        raise ConfigError(f"{field} {error.field}", error.rule, error.value, error.remedy) from error
 
 
 def _to_stderr(message: str, style: str | None) -> None:

@@ -14,11 +14,9 @@ that end a chat are left out: the model answers. Knows nothing about tokenizers 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hf_specdec.common.files import json_value, lines_of, lone_surrogate, read_text
-from hf_specdec.errors import ConfigError
+from hf_specdec.common.files import json_value, lone_surrogate
 
 FORMS = (
     'a string, or an object with "prompt", "text", "messages", "turns", "instruction" or "question", the text not empty'
@@ -61,43 +59,8 @@ class PromptLine:
         return self.is_chat and bool(getattr(tokenizer, "chat_template", None))
 
 
-@dataclass(frozen=True, slots=True)
-class BadLine:
-    """A line that holds no prompt.
-
-    Attributes:
-        line (`str`): its beginning.
-        error (`str`): the rule that it breaks.
-    """
-
-    line: str
-    error: str
-
-
 class NotAPromptError(ValueError):
     """A line that holds no prompt; its text is the rule that the line breaks."""
-
-
-def read_file(path: Path, field: str) -> list[tuple[int, PromptLine | BadLine]]:
-    """The prompts of a `.jsonl` file, packed with gzip or not, each with the number of its line from 1.
-
-    Args:
-        field: name of the path, for errors.
-
-    Raises:
-        ConfigError: there is no such file, it is no UTF-8 text, or it has no line.
-    """
-    if not path.is_file():
-        raise ConfigError(field, "must be an existing file", str(path), "Check the spelling.")
-    found: list[tuple[int, PromptLine | BadLine]] = []
-    for number, line in lines_of(read_text(path, field)):
-        try:
-            found.append((number, read_line(line)))
-        except NotAPromptError as error:
-            found.append((number, BadLine(line[:200], str(error))))
-    if not found:
-        raise ConfigError(field, "must hold at least one line", str(path), f"A line is {FORMS}.")
-    return found
 
 
 def read_line(line: str) -> PromptLine:

@@ -1,15 +1,15 @@
 """What a user got wrong is one line that begins with `error:`, a hint where there is a remedy, and an exit code."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, MissingExtraError, RankError
-from hf_specdec.tools.command_errors import run_program
+from hf_specdec.tools.command_errors import Command
 from tests.cli.conftest import Run
 
 LOOKUP = ("--spec-method", "prompt_lookup")
@@ -110,9 +110,10 @@ def failed(capsys: pytest.CaptureFixture[str], error: BaseException) -> tuple[ob
     def command() -> None:
         raise error
 
-    main: Callable[..., None] = command
+    app = typer.Typer()
+    app.command(cls=Command)(command)
     with pytest.raises(SystemExit) as ended:
-        run_program(main, [])
+        app([])
     return ended.value.code, capsys.readouterr().err.splitlines()
 
 

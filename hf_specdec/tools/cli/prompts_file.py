@@ -13,14 +13,14 @@ from typing import Any
 import typer
 
 import hf_specdec
-from hf_specdec.common.files import check_output, json_value
+from hf_specdec.common.files import check_output, json_value, lines_of, read_text
 from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.tools.cli.job import Job
 from hf_specdec.tools.cli.models import processes
 from hf_specdec.tools.cli.report import noting_interrupts
 from hf_specdec.tools.command_errors import note
-from hf_specdec.tools.prompt_lines import BadLine, PromptLine, read_file
+from hf_specdec.tools.prompt_lines import NotAPromptError, read_line
 
 
 def generate_file(
@@ -36,7 +36,7 @@ def generate_file(
         typer.Exit: with 1 where a prompt failed.
     """
     state = processes()
-    lines = [line for _, line in read_file(prompts_file, "prompts_file")]
+    lines = [line for _, line in lines_of(read_text(prompts_file, "prompts_file"))]
     file = out if is_one_model or state.num_processes == 1 else _file_of(out, state.process_index)
     writes = state.is_main_process or not is_one_model
     check_output("out", file)
@@ -88,20 +88,21 @@ def _indices(file: Path, num_prompts: int) -> set[int]:
 
 
 def _results(
-    job: Job, lines: Sequence[PromptLine | BadLine], share: Sequence[int], options: Mapping[str, Any]
+    job: Job, lines: Sequence[str], share: Sequence[int], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Lines of the results, in the order in which texts end."""
     prompts: dict[int, Any] = {}
     for index in share:
-        line = lines[index]
-        if isinstance(line, BadLine):
-            yield {"index": index, "line": line.line, "error": line.error}
+        try:
+            line = read_line(lines[index])
+        except NotAPromptError as error:
+            yield {"index": index, "line": lines[index][:200], "error": str(error)}
         else:
             is_chat = line.goes_through_template(job.tokenizer)
             prompts[index] = [*line.before, line.chat[len(line.before)]] if is_chat else line.text
     for result in hf_specdec.generate_many(
         job.model, prompts.values(), indices=list(prompts), seed=job.seed or 0, **options
     ):
-        error = "" if result.error is None else " ".join(str(result.error).split()) or type(result.error).__name__
+        reason = "" if result.error is None else " ".join(str(result.error).split()) or type(result.error).__name__
         written = {"prompt": result.prompt, "text": result.text, "token_ids": result.token_ids}
-        yield {"index": result.index, **written, **({"error": error} if error else {})}
+        yield {"index": result.index, **written, **({"error": reason} if reason else {})}

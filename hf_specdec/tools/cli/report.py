@@ -59,18 +59,9 @@ def drafts_line(stats: SpecStats) -> str:
     return f"{drafts}, {stats.mean_acceptance_length:.2f} tokens a verify step{reason}"
 
 
-def near_tie_note(dtype: str) -> None:
-    """Say why texts of a half precision may differ."""
-    note(f"note: in {dtype} a near-tie may fall the other way; --dtype fp32 compares without them", "yellow")
-
-
-def note_interrupt(hint: str = "") -> None:
-    """Say that what was measured before Ctrl-C is printed.
-
-    Args:
-        hint: how to continue, if there is a way.
-    """
-    note(f"interrupted: what has been measured follows{hint and f'; {hint}'}")
+def note_interrupt() -> None:
+    """Say that what was measured before Ctrl-C is printed."""
+    note("interrupted: what has been measured follows")
 
 
 @contextlib.contextmanager

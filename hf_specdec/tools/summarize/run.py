@@ -123,27 +123,19 @@ class Summarizer:
 def summarize_all(
     summarizer: Summarizer, articles: Sequence[Article], ways: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[Summary]]:
-    """Summarise all articles by every way in turn, after one article to warm up; Ctrl-C leaves complete articles.
+    """Summarise all articles by every way in turn, after one article to warm up.
 
     Each way goes first equally often. What the model remembers of the warm-up is forgotten.
-
-    Raises:
-        KeyboardInterrupt: it came before an article was complete.
     """
     with using_method_state(summarizer.model, copy.deepcopy(state_of(summarizer.model).method_state)):
         for method in ways.values():
             summarizer.write(articles[0], method)
     written: dict[str, list[Summary]] = {name: [] for name in ways}
     names = list(ways)
-    try:
-        for turn, article in enumerate(articles):
-            first = turn % len(names)
-            of_article = {name: summarizer.write(article, ways[name]) for name in names[first:] + names[:first]}
-            for name, summary in of_article.items():
-                written[name].append(summary)
-    except KeyboardInterrupt:
-        if not written[names[0]]:
-            raise
+    for turn, article in enumerate(articles):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            written[name].append(summarizer.write(article, ways[name]))
     return written
 
 
@@ -155,7 +147,7 @@ def check_rouge() -> None:
 def score_rows(written: Mapping[str, Sequence[Summary]], articles: Sequence[Article]) -> list[dict[str, Any]]:
     """A row of JSON values for each way, plain generation first: ROUGE scores, tokens a second, equality, texts."""
     plain, *_ = written.values()
-    references = [article.reference for article in articles[: len(plain)]]
+    references = [article.reference for article in articles]
     return [
         {
             "name": name,
