@@ -91,7 +91,7 @@ class StepRunner:
         """One step of all sequences that have not ended."""
         budget = self.budget if any(one.is_weighed and not one.finished for one in batch.sequences) else None
         cost = NO_COST if budget is None else _draft_cost(batch, budget)
-        began, forwards = time.perf_counter(), DraftForwards()
+        began, forwards, num_trials = time.perf_counter(), DraftForwards(), batch.num_trials
         trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
         drafted = time.perf_counter()
         num_live = batch.num_live
@@ -103,8 +103,9 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        # A step that compiles, or computes twice, tells nothing of costs.
-        tells = budget is not None and before == self._compile_seconds and not is_repeated
+        # A step that compiles, that times kernels or that computes twice tells nothing of costs.
+        is_usual = before == self._compile_seconds and num_trials == batch.num_trials and not is_repeated
+        tells = budget is not None and is_usual
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(
             self._record, sequences, trees, results, num_live, seconds, budget if tells else None

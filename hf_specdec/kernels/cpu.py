@@ -7,6 +7,7 @@ first calls of each size are computed by torch and by the core in turns, later o
 
 import ctypes
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +20,19 @@ from hf_specdec.common.recording import recorder
 from hf_specdec.compat import computes_halves, has_own_functions, is_dispatch_traced
 from hf_specdec.kernels.native import core
 
-__all__ = ["HALVES", "KINDS", "Trial", "core", "is_emulated", "is_usual", "team", "threads_for", "trial", "why_unused"]
+__all__ = [
+    "HALVES",
+    "KINDS",
+    "Trial",
+    "core",
+    "is_emulated",
+    "is_usual",
+    "team",
+    "threads_for",
+    "trial",
+    "tried",
+    "why_unused",
+]
 
 T = TypeVar("T")
 
@@ -27,6 +40,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
 HALVES = (torch.bfloat16, torch.float16)
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
 SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
+FEWEST, LONGEST = 3, 0.2  # as many are enough where all of them have taken so many seconds
 
 
 def why_unused() -> str | None:
@@ -68,6 +82,15 @@ def threads_for(work: int) -> int:
     return threads if threads == 1 or team() else 0
 
 
+class _Tried(threading.local):
+    """Number of calls that trials have timed in this thread."""
+
+    count = 0
+
+
+tried = _Tried()
+
+
 class Trial:
     """Times two ways to compute calls of one size and keeps the faster one.
 
@@ -79,6 +102,7 @@ class Trial:
     def __init__(self) -> None:
         self.is_over, self.is_ours = False, False
         self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
+        self._spent = 0.0  # seconds, by all of them
 
     def __call__(self, own: Callable[[], T], torchs: Callable[[], T], work: int) -> T:
         """The result of the faster way, or of the one whose turn it is, for so many multiplications."""
@@ -86,7 +110,7 @@ class Trial:
             return own() if self.is_ours else torchs()
         is_ours, start = self.turn(), time.perf_counter()
         result = own() if is_ours else torchs()
-        self.add(is_ours, (time.perf_counter() - start) / work)
+        self.add(is_ours, time.perf_counter() - start, work)
         return result
 
     def turn(self) -> bool:
@@ -94,10 +118,13 @@ class Trial:
         torchs, own = self._seconds
         return len(own) <= len(torchs)
 
-    def add(self, is_ours: bool, seconds: float) -> None:
-        """A call took so long for each of its multiplications."""
-        self._seconds[is_ours].append(seconds)
-        if min(map(len, self._seconds)) >= SAMPLES and not self.is_over:
+    def add(self, is_ours: bool, seconds: float, work: int = 1) -> None:
+        """A call of so many multiplications took so long."""
+        tried.count += 1
+        self._seconds[is_ours].append(seconds / work)
+        self._spent += seconds
+        needed = FEWEST if self._spent > LONGEST else SAMPLES
+        if min(map(len, self._seconds)) >= needed and not self.is_over:
             torchs, own = (median(timed[SKIPPED:]) for timed in self._seconds)
             self.is_ours = own < torchs
             self.is_over = True

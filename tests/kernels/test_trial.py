@@ -24,9 +24,20 @@ def test_the_faster_way_is_found_by_timing_both(is_faster: bool) -> None:
         is_ours = trial.turn()
         ways.append(is_ours)
         seconds = 1.0 if is_ours == is_faster else 1.2
-        trial.add(is_ours, 50.0 if len(ways) in (1, 2, 9, 10) else seconds)
+        trial.add(is_ours, (50.0 if len(ways) in (1, 2, 9, 10) else seconds) / 1_000_000)
     assert trial.is_ours == is_faster
     assert ways.count(True) == ways.count(False) == cpu.SAMPLES
+
+
+def test_a_trial_of_long_calls_is_short() -> None:
+    """A large output head takes tenths of a second by the slower way."""
+    trial, num_calls, before = cpu.Trial(), 0, cpu.tried.count
+    while not trial.is_over:
+        is_ours = trial.turn()
+        trial.add(is_ours, 0.05 if is_ours else 0.3, 1_000)
+        num_calls += 1
+    assert trial.is_ours
+    assert num_calls == 2 * cpu.FEWEST == cpu.tried.count - before
 
 
 @pytest.fixture
@@ -43,7 +54,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             return result
 
         monkeypatch.setattr(LinearForward, way, noting)
-    clock = itertools.count()
+    clock = itertools.count(step=1e-4)
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
     yield found
     cpu.trial.cache_clear()
