@@ -96,11 +96,11 @@ def connected(model: Any, tokenizer: Any, *, key: str = "none", **options: Any) 
 
 @pytest.fixture(scope="session")
 def url(target: Any, chat_tokenizer: Any) -> Iterator[str]:
-    with serving(target, chat_tokenizer) as found:
-        yield found
+    with serving(target, chat_tokenizer) as address:
+        yield address
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client

@@ -25,9 +25,9 @@ def pieces(text: str, stop: tuple[str, ...] = (), size: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_pieces_are_whole_characters_and_add_up(size: int) -> None:
-    found = pieces(TEXT, size=size)
-    assert "".join(found) == TEXT
-    assert not any("\ufffd" in piece for piece in found)
+    parts = pieces(TEXT, size=size)
+    assert "".join(parts) == TEXT
+    assert not any("\ufffd" in piece for piece in parts)
 
 
 def test_real_tokens_add_up(tokenizer: Any) -> None:
@@ -40,9 +40,9 @@ def test_real_tokens_add_up(tokenizer: Any) -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_text_ends_before_a_stop_string(stop: tuple[str, ...], size: int) -> None:
     wanted = TEXT[: min(TEXT.index(text) for text in stop)]
-    found = pieces(TEXT, stop, size)
-    assert "".join(found) == wanted
-    assert all(wanted.startswith("".join(found[:count])) for count in range(len(found)))
+    parts = pieces(TEXT, stop, size)
+    assert "".join(parts) == wanted
+    assert all(wanted.startswith("".join(parts[:count])) for count in range(len(parts)))
 
 
 def test_what_only_begins_like_a_stop_string_is_given_out() -> None:

@@ -57,16 +57,16 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def client(target: Any, tokenizer: Any) -> Iterator[openai.OpenAI]:
-    with connected(target, tokenizer, script=Script(tokenizer, answer), max_new_tokens=120) as found:
-        yield found
+    with connected(target, tokenizer, script=Script(tokenizer, answer), max_new_tokens=120) as client:
+        yield client
 
 
-def asked(client: openai.OpenAI, messages: list[Any], *, is_streamed: bool, **options: Any) -> Any:
+def ask(client: openai.OpenAI, messages: list[Any], *, is_streamed: bool, **options: Any) -> Any:
     """The choice of an answer, of a stream as the client's own helper puts it together."""
-    given: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0, "tools": TOOLS, **options}
+    fields: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0, "tools": TOOLS, **options}
     if not is_streamed:
-        return client.chat.completions.create(**given).choices[0]
-    with client.chat.completions.stream(**given) as stream:
+        return client.chat.completions.create(**fields).choices[0]
+    with client.chat.completions.stream(**fields) as stream:
         return stream.get_final_completion().choices[0]
 
 
@@ -75,7 +75,7 @@ def test_a_loop_of_three_turns_calls_tools(client: openai.OpenAI, is_streamed: b
     messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
     calls: list[list[Any]] = []
     while True:
-        choice = asked(client, messages, is_streamed=is_streamed)
+        choice = ask(client, messages, is_streamed=is_streamed)
         if choice.finish_reason != "tool_calls":
             break
         message = choice.message
@@ -113,7 +113,7 @@ def test_a_call_that_is_cut_is_left_out(client: openai.OpenAI, is_streamed: bool
 def test_one_call_is_all_where_they_may_not_be_parallel(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "x"}, {"role": "user", "content": "\n# tool: y"}]
     for is_streamed in (False, True):
-        choice = asked(client, messages, is_streamed=is_streamed, parallel_tool_calls=False)
+        choice = ask(client, messages, is_streamed=is_streamed, parallel_tool_calls=False)
         assert [call.function.arguments for call in choice.message.tool_calls] == ['{"city": "Bern"}']
         assert choice.finish_reason == "tool_calls"
     options: dict[str, Any] = {"model": NAME, "messages": messages, "tools": TOOLS, "temperature": 0}
@@ -138,7 +138,7 @@ def test_no_tool_is_offered_where_none_may_be_called(client: openai.OpenAI) -> N
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_what_is_no_call_is_text(client: openai.OpenAI, is_streamed: bool) -> None:
-    choice = asked(client, [{"role": "user", "content": "plain question"}], is_streamed=is_streamed)
+    choice = ask(client, [{"role": "user", "content": "plain question"}], is_streamed=is_streamed)
     assert choice.message.content == "{no call} is JSON of mine."
     assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
 
@@ -147,7 +147,7 @@ def test_what_is_no_call_is_text(client: openai.OpenAI, is_streamed: bool) -> No
 @pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "no tools"])
 def test_reasoning_is_split_off(client: openai.OpenAI, is_streamed: bool, tools: Any) -> None:
     messages: Any = [{"role": "user", "content": "think"}]
-    choice = asked(client, messages, is_streamed=is_streamed, tools=tools or openai.omit)
+    choice = ask(client, messages, is_streamed=is_streamed, tools=tools or openai.omit)
     assert (choice.message.reasoning_content, choice.message.content) == ("hard", "Easy.")
 
 
@@ -157,7 +157,7 @@ def test_reasoning_that_the_template_opens_is_split_off(target: Any, tokenizer: 
     with connected(target, tokenizer, script=script) as client:
         extra = {"chat_template_kwargs": {"enable_thinking": True}}
         messages: Any = [{"role": "user", "content": "x"}]
-        choice = asked(client, messages, is_streamed=is_streamed, tools=openai.omit, extra_body=extra)
+        choice = ask(client, messages, is_streamed=is_streamed, tools=openai.omit, extra_body=extra)
     assert (choice.message.reasoning_content, choice.message.content) == ("so it is", "Yes.")
 
 
@@ -171,7 +171,7 @@ def called(arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "text"),
     [
         ({"tools": TOOLS, "tool_choice": "all"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id must come with the role tool"),
@@ -190,18 +190,18 @@ def called(arguments: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=told):
+def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=text):
         client.chat.completions.create(model=NAME, messages=[USER], extra_body=fields)
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "text"),
     [("{{ messages }}", "the chat template takes none"), ("{{ tools }}", "its chat template no <tool_call>")],
 )
-def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, told: str) -> None:
+def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
     tokenizer.chat_template = template
     reader = RequestReader(target, tokenizer, NAME, "plain", None, max_new_tokens=4)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=text):
         reader.read(ChatRequest(model=NAME, messages=[USER], tools=TOOLS))  # type: ignore[list-item]

@@ -176,7 +176,7 @@ class RequestReader:
         except TypeError as error:  # an unknown field
             remedy = "Leave it out."
             raise ConfigError(
-                "spec_config", f"must be one of {method.name} ({error})", request.spec_config, remedy
+                "spec_config", f"must be a configuration of {method.name} ({error})", request.spec_config, remedy
             ) from error
         kwargs: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
         draft, is_head = self.draft_model, isinstance(self.draft_model, DraftHead)

@@ -118,8 +118,8 @@ class ResponsesReply(Reply):
 
     def __init__(self, request: ResponsesRequest, body: ChatRequest, answer: AnswerText, prompt_tokens: int) -> None:
         super().__init__(body, answer, prompt_tokens)
-        not_told = {"input", "stream", "include", "chat_template_kwargs", "max_tokens"}
-        fields = request.model_dump(exclude_unset=True, exclude=not_told)
+        excluded = {"input", "stream", "include", "chat_template_kwargs", "max_tokens"}
+        fields = request.model_dump(exclude_unset=True, exclude=excluded)
         self._output: list[dict[str, Any]] = []  # the last item is open
         self._response = {
             "parallel_tool_calls": True,

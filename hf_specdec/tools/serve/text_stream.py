@@ -40,12 +40,12 @@ class TextStream:
 
     def _new_text(self, *, is_end: bool = False) -> str:
         """Decoded with the tokens before, on which spaces and joined bytes depend."""
-        known = self._decode(self._token_ids[self._context : self._decoded])
+        before = self._decode(self._token_ids[self._context : self._decoded])
         text = self._decode(self._token_ids[self._context :])
-        if not is_end and (len(text) <= len(known) or text.endswith(INCOMPLETE)):
+        if not is_end and (len(text) <= len(before) or text.endswith(INCOMPLETE)):
             return ""
         self._context, self._decoded = self._decoded, len(self._token_ids)
-        return text[len(known) :]
+        return text[len(before) :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skipped is None))
