@@ -177,12 +177,9 @@ class SpecCache(Cache):
         lengths, new = first.lengths, tokens if packed is None else packed.width
         for number in layers:
             self.layers[number].append(new)
-        rows, columns = (
-            (places.expand(len(lengths), new) for places in self._write_index(lengths, new, first.device))
-            if packed is None
-            else self._write_index(lengths, new, first.device)
-        )
-        self.places = rows.contiguous(), columns.contiguous()
+        with self.packing(packed):
+            rows, columns = self._write_index(lengths, new, first.device)
+        self.places = torch.broadcast_to(rows, columns.shape).contiguous(), columns.contiguous()
 
     def cut(self, lengths: tuple[int, ...]) -> None:
         """Forget the columns after these lengths."""

@@ -103,12 +103,12 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        # A step that compiles, that times kernels or that computes twice tells nothing of costs.
-        is_usual = before == self._compile_seconds and num_trials == batch.num_trials and not is_repeated
-        tells = budget is not None and is_usual
+        # A step that compiles, that times kernels, that records a forward or that computes twice tells nothing of costs.
+        is_timed = before != self._compile_seconds or num_trials != batch.num_trials
+        is_usual = batch.target.is_usual and not (is_timed or is_repeated)
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(
-            self._record, sequences, trees, results, num_live, seconds, budget if tells else None
+            self._record, sequences, trees, results, num_live, seconds, budget if is_usual else None
         )
         is_observed = self.observer is not None or any(sequence.observer is not None for sequence in sequences)
         has_ended = any(one.finished and result.tokens for one, result in zip(sequences, results, strict=True))

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -57,6 +57,8 @@ class ModelRunner:
         end_drafts: ends a round of drafts that the model's first layers make over its cache, where they do.
         kernels (`CpuKernels`): of its forwards on a CPU.
         rows (`TextRows`): the texts of the rows that are left, and their columns.
+        num_replayed (`int`): forwards that were replayed from records.
+        is_usual (`bool`): whether forwards of as many tokens as the last one's take as long from now on.
         lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
@@ -99,6 +101,7 @@ class ModelRunner:
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
         self._is_foreign = compat.has_foreign_inputs(model)
         self._recorded, self.num_replayed = self._recorded_forwards(facts), 0
+        self.is_usual = True
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -232,12 +235,10 @@ class ModelRunner:
         inputs = self.step_inputs().of(layouts, self.rows.num_cached, self._packed)
         self.cache.checkpoint(layouts[0].first_new)
         self._half_done = True
-        recorded, packing = self._recorder.applied(self.cache.spec, layouts), self.kernels.packing(self._packed)
-        written = contextlib.nullcontext() if spec is None else spec.packing(self._packed)
-        with recorded, self.kernels, packing, written:
-            if self.compiled is None:
-                self.outputs, self._best = self._forward(inputs), None
-            else:
+        if self.compiled is None:
+            self.outputs, self._best = self._forward(inputs), None
+        else:
+            with self._computing():
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
         if self._packed is not None:
             self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_places`
@@ -257,14 +258,28 @@ class ModelRunner:
         recorded.begin(self.model)
         return recorded
 
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """A block in which the model's own code computes the forward of the columns that are there."""
+        spec = self.cache.spec
+        recorded, packing = self._recorder.applied(spec, self.rows.layouts), self.kernels.packing(self._packed)
+        written = contextlib.nullcontext() if spec is None else spec.packing(self._packed)
+        with recorded, self.kernels, packing, written:
+            yield
+
     def _forward(self, inputs: dict[str, Any]) -> Any:
         """A forward that is not compiled."""
-        if self._recorded is None:
-            return self.model(**inputs, return_dict=True)
-        assert self.cache.spec is not None
-        outputs, is_replayed = self._recorded.forward(self.model, inputs, self.cache.spec, self._packed)
-        self.num_replayed += is_replayed
-        return outputs
+
+        def compute() -> Any:
+            with self._computing():
+                return self.model(**inputs, return_dict=True)
+
+        if self._recorded is None or self.cache.spec is None:
+            return compute()
+        forward = self._recorded.forward(compute, self.model, inputs, self.cache.spec, self._packed)
+        self.num_replayed += forward.is_replayed
+        self.is_usual = forward.is_usual
+        return forward.outputs
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
         """Shape for which a graph is compiled."""

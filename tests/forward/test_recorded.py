@@ -72,7 +72,6 @@ MODELS = {
 def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards are recorded when they are first seen."""
     monkeypatch.setattr(forwards, "LEAST_FORWARDS", 1)
-    monkeypatch.setattr(forwards, "LEAST_OF_WIDTH", 1)
 
 
 def model_of(name: str = "llama", dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -1,8 +1,7 @@
 """A model's recorded forwards: when they are made, compared, replayed and dropped."""
 
 import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +20,26 @@ from hf_specdec.kernels import cpu
 from hf_specdec.kernels.huge_pages import use_huge_pages
 from hf_specdec.kernels.masks import additive, prepared
 
-LEAST_OF_WIDTH = 2  # times that a number of tokens is asked for before it gets a program
 LEAST_FORWARDS = 4  # of a kind that a process has computed before one is recorded
 LEAST_FOR_PAGES = 16  # forwards that a process has computed before weights are put into pages of 2 MB
 MOST_BYTES = 64 << 20  # of all programs of a model
 MOST_TOKENS = 256  # of a forward
 RELATIVE, ABSOLUTE = 1e-3, 1e-3  # how far numbers in fp32 may differ, which are added up in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One forward.
+
+    Attributes:
+        outputs: the model's.
+        is_replayed (`bool`): whether the core has replayed it.
+        is_usual (`bool`): whether later ones of as many tokens take as long: not where records are made.
+    """
+
+    outputs: Any
+    is_replayed: bool = False
+    is_usual: bool = True
 
 
 @dataclass(slots=True)
@@ -38,7 +51,6 @@ class _Kind:
         records (`list[Record]`): recorded so far, two at most.
         template (`Template | None`): of the two.
         programs: by the number of tokens, those that have been compared with the model's forward.
-        widths: by the number of tokens how often they were asked for.
         reason (`str | None`): why none is recorded.
         returns: class of the outputs.
     """
@@ -47,7 +59,6 @@ class _Kind:
     records: list[Record] = field(default_factory=list)
     template: Template | None = None
     programs: dict[int, Program] = field(default_factory=dict)
-    widths: Counter[int] = field(default_factory=Counter)
     reason: str | None = None
     returns: type[Any] = dict
 
@@ -85,19 +96,33 @@ class RecordedForwards:
         return self.reason or self._last_reason
 
     def forward(
-        self, model: PreTrainedModel, inputs: dict[str, Any], cache: SpecCache, packed: PackedRows | None
-    ) -> tuple[Any, bool]:
-        """The model's outputs for `inputs`, by a record where there is one, and whether there is."""
+        self,
+        compute: Callable[[], Any],
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        cache: SpecCache,
+        packed: PackedRows | None,
+    ) -> Forward:
+        """The model's outputs for `inputs`, by a record where there is one.
+
+        Args:
+            compute: the forward by the model's own code, with the kernels of the core.
+        """
         if self.reason is not None or not cpu.is_usual() or not self._lock.acquire(blocking=False):
-            return model(**inputs, return_dict=True), False
+            return Forward(compute())
         try:
-            return self._forward(model, inputs, cache, packed)
+            return self._forward(compute, model, inputs, cache, packed)
         finally:
             self._lock.release()
 
     def _forward(
-        self, model: PreTrainedModel, inputs: dict[str, Any], cache: SpecCache, packed: PackedRows | None
-    ) -> tuple[Any, bool]:
+        self,
+        compute: Callable[[], Any],
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        cache: SpecCache,
+        packed: PackedRows | None,
+    ) -> Forward:
         self._count += 1
         if self._count == LEAST_FOR_PAGES:
             self.huge_bytes = use_huge_pages(tensors_of_modules(model))
@@ -105,32 +130,34 @@ class RecordedForwards:
         masks = {path: tensor for path, tensor in tensors.items() if "mask" in path}
         arguments = {path: tensor for path, tensor in tensors.items() if path not in masks}
         if (ids := arguments.get("input_ids")) is None or ids.ndim != 2:
-            return model(**inputs, return_dict=True), False
+            return Forward(compute())
         tokens = ids.shape[1]
         kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         kind.count += 1
-        kind.widths[tokens] += 1
-        is_rare = kind.template is not None and kind.widths[tokens] < LEAST_OF_WIDTH
-        if kind.reason is not None or kind.count < LEAST_FORWARDS or is_rare or tokens > MOST_TOKENS:
-            return model(**inputs, return_dict=True), False
+        if kind.reason is not None or tokens > MOST_TOKENS:
+            return Forward(compute())
+        if kind.count < LEAST_FORWARDS:
+            return Forward(compute(), is_usual=False)
         if self._guard is None or not self._guard.holds():
             self._drop(model)
             if self.reason is not None:
-                return model(**inputs, return_dict=True), False
+                return Forward(compute())
             kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         lengths = cache.layers[0].lengths
         try:
             if (program := kind.programs.get(tokens)) is not None:
                 assert kind.template is not None
                 cache.append(kind.template.layers, tokens, packed)
-                return kind.returns(**program.run(arguments, _numbers_of(masks), cache, packed)), True
+                outputs = kind.returns(**program.run(arguments, _numbers_of(masks), cache, packed))
+                return Forward(outputs, is_replayed=True)
             if kind.template is None or not kind.template.is_of(tokens):
-                return self._record(kind, model, inputs, arguments, masks, tokens), False
-            return self._compare(kind, model, inputs, arguments, masks, tokens, cache, packed), False
+                return Forward(self._record(kind, compute, model, arguments, masks, tokens), is_usual=False)
+            outputs = self._compare(kind, compute, arguments, masks, tokens, cache, packed)
+            return Forward(outputs, is_usual=False)
         except NotRecordable as reason:
             kind.reason = self._last_reason = str(reason)
             cache.cut(lengths)
-            return model(**inputs, return_dict=True), False
+            return Forward(compute(), is_usual=False)
 
     def _drop(self, model: PreTrainedModel) -> None:
         """Forget all records: the model has changed, or none has been made."""
@@ -140,8 +167,8 @@ class RecordedForwards:
     def _record(
         self,
         kind: _Kind,
+        compute: Callable[[], Any],
         model: PreTrainedModel,
-        inputs: dict[str, Any],
         arguments: Mapping[str, torch.Tensor],
         masks: Mapping[str, torch.Tensor],
         tokens: int,
@@ -149,7 +176,7 @@ class RecordedForwards:
         """The model's forward, recorded."""
         trace = Trace(tensors_of_modules(model), arguments, masks)
         with trace, recording(trace):
-            outputs = model(**inputs, return_dict=True)
+            outputs = compute()
         kind.returns = type(outputs)
         record = trace.record(tokens, _refs_of(dict(outputs), trace))
         if len(kind.records) == 2:
@@ -162,8 +189,7 @@ class RecordedForwards:
     def _compare(
         self,
         kind: _Kind,
-        model: PreTrainedModel,
-        inputs: dict[str, Any],
+        compute: Callable[[], Any],
         arguments: Mapping[str, torch.Tensor],
         masks: Mapping[str, torch.Tensor],
         tokens: int,
@@ -174,7 +200,7 @@ class RecordedForwards:
         assert kind.template is not None
         lengths = cache.layers[0].lengths
         program = Program(kind.template, tokens, torch.get_num_threads())
-        outputs = model(**inputs, return_dict=True)
+        outputs = compute()
         cache.cut(lengths)
         cache.append(kind.template.layers, tokens, packed)
         result = program.run(arguments, _numbers_of(masks), cache, packed)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from hf_specdec.common.replaced import Replacement
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.kernels.own_forward import OwnForward
 
 KNOWN = ("hf_specdec.", "torch.", "transformers.")  # packages whose forwards depend on modules and arguments alone
 
@@ -46,7 +46,8 @@ class Guard:
         self._groups = [group for module in self._modules for group in _groups_of(module)]
         self._types: list[Any] = list(map(type, self._modules))
         self._forwards = [(cls, cls.forward) for cls in set(self._types)]
-        self._values = self._now()
+        self._seen = self._now()
+        self._values = _others(self._seen)
         self._weights = tensors_of_modules(model)
         self._places = list(map(torch.Tensor.data_ptr, self._weights))
 
@@ -54,26 +55,27 @@ class Guard:
         """Returns whether the model is as it was."""
         now = self._now()
         return (
-            len(now) == len(self._values)
-            and (all(map(is_, now, self._values)) or self._differs_by_kernels(now))
+            ((len(now) == len(self._seen) and all(map(is_, now, self._seen))) or self._is_same(now))
             and list(map(type, self._modules)) == self._types
             and list(map(torch.Tensor.data_ptr, self._weights)) == self._places
             and all(cls.forward is forward for cls, forward in self._forwards)
         )
 
-    def _differs_by_kernels(self, now: list[Any]) -> bool:
-        """Returns whether only forwards of this package differ, of which each call has its own."""
-        pairs = enumerate(zip(now, self._values, strict=True))
-        changed = [(place, value) for place, (value, before) in pairs if value is not before]
-        is_ours = all(
-            isinstance(value, OwnForward) and type(value) is type(self._values[place]) for place, value in changed
-        )
-        if is_ours:
-            self._values = now
-        return is_ours
+    def _is_same(self, now: list[Any]) -> bool:
+        """Returns whether only forwards of this package differ, which come and go with each block."""
+        others = _others(now)
+        if len(others) != len(self._values) or not all(map(is_, others, self._values)):
+            return False
+        self._seen = now
+        return True
 
     def _now(self) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, self._groups)))
+
+
+def _others(values: list[Any]) -> list[Any]:
+    """What is no forward of this package."""
+    return [value for value in values if not isinstance(value, Replacement)]
 
 
 def _groups_of(module: torch.nn.Module) -> Iterator[dict[Any, Any]]:
