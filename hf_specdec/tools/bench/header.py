@@ -33,10 +33,17 @@ def make_header(loaded: LoadedModel, settings: Any) -> dict[str, Any]:
         "dtype": precision_of(loaded.model),
         "attention": attention_implementation(loaded.model.config),
         "device": torch.cuda.get_device_name(loaded.device) if loaded.device.type == "cuda" else loaded.device.type,
+        "settings": dataclasses.asdict(settings),
+        **machine_header(),
+    }
+
+
+def machine_header() -> dict[str, Any]:
+    """Fields of a header that say nothing of the model."""
+    return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "settings": dataclasses.asdict(settings),
         "versions": _versions(),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -46,10 +53,10 @@ def make_header(loaded: LoadedModel, settings: Any) -> dict[str, Any]:
 def describe(header: Mapping[str, Any]) -> list[str]:
     """Describe a header in lines for people."""
     settings, versions = header["settings"], header["versions"]
-    size = f"{header['num_parameters'] / 1e6:.1f}M parameters, {header['dtype']}"
+    size = f"{header['num_parameters'] / 1e6:.1f}M parameters, " if "num_parameters" in header else ""
     machine = f"{header['device']}, {header['cpu']}, {header['cores']} cores, {header['threads']} threads"
     return [
-        f"{header['model']}, {size}; {machine}",
+        f"{header['model']}, {size}{header['dtype']}; {machine}",
         ", ".join(f"{name} {value}" for name, value in settings.items()),
         ", ".join(f"{name} {value}" for name, value in versions.items())
         + f"; commit {header['commit'] or 'unknown'}; {header['date']}",

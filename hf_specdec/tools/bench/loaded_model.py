@@ -82,7 +82,7 @@ def load_model(
     if name == EMBEDDED and not assistant_models:
         assistant_models = DRAFTS
     loaded_as = "fp32" if widen_to else precision
-    attention = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    attention: dict[str, Any] = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     model: Any = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=loaded_as, **attention)
     model.to(where).eval()
     tokenizer = load_tokenizer(folder)
