@@ -167,6 +167,12 @@ class SpecCache(Cache):
         open_recorder.update(layer_idx, (key_states, value_states), (keys, values))
         return keys, values
 
+    @property
+    def written_lengths(self) -> tuple[int, ...]:
+        """Columns of each row, those that are not committed too; empty before the first forward."""
+        layers = (layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized)
+        return next((layer.lengths for layer in layers), ())
+
     def append(self, layers: Sequence[int], tokens: int, packed: PackedRows | None) -> None:
         """Have columns of `layers` for the tokens of a forward that writes them itself, where `places` says.
 

@@ -104,7 +104,8 @@ def _run(loop: SpecLoop, stats: SpecStats) -> None:
         stats.plain_reason = note
         model = loop.batch.target.model
         state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {note}")
-    stats.num_replayed, stats.record_reason = loop.batch.target.num_replayed, loop.batch.target.record_reason
+    forwards = loop.batch.target.forwards
+    stats.num_replayed, stats.record_reason = forwards.num_replayed, forwards.reason
     stats.compile_seconds = loop.batch.compile_seconds - compiled_before
     for forward in loop.batch.compiled:
         stats.num_graphs += forward.num_graphs

@@ -103,9 +103,9 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        # A step that compiles, that times kernels, that records a forward or that computes twice tells nothing of costs.
+        # A step that compiles, times kernels, records a forward or computes twice tells nothing of costs.
         is_timed = before != self._compile_seconds or num_trials != batch.num_trials
-        is_usual = batch.target.is_usual and not (is_timed or is_repeated)
+        is_usual = batch.target.forwards.is_usual and not (is_timed or is_repeated)
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(
             self._record, sequences, trees, results, num_live, seconds, budget if is_usual else None

@@ -24,7 +24,7 @@ from hf_specdec.forward.hidden_states import checked_states, states_of
 from hf_specdec.forward.inputs import StepInputs
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.own_inputs import OwnInputs
-from hf_specdec.forward.recorded.forwards import RecordedForwards
+from hf_specdec.forward.recorded.call_forwards import CallForwards
 from hf_specdec.forward.state_layers import StateRecorder
 from hf_specdec.forward.text_rows import TextRows
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -57,8 +57,7 @@ class ModelRunner:
         end_drafts: ends a round of drafts that the model's first layers make over its cache, where they do.
         kernels (`CpuKernels`): of its forwards on a CPU.
         rows (`TextRows`): the texts of the rows that are left, and their columns.
-        num_replayed (`int`): forwards that were replayed from records.
-        is_usual (`bool`): whether forwards of as many tokens as the last one's take as long from now on.
+        forwards (`CallForwards`): computes those that are not compiled.
         lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
@@ -100,8 +99,8 @@ class ModelRunner:
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
         self._is_foreign = compat.has_foreign_inputs(model)
-        self._recorded, self.num_replayed = self._recorded_forwards(facts), 0
-        self.is_usual = True
+        is_recordable = not (compiled is not None or self._is_foreign or self._recorder.layers or fixed is not None)
+        self.forwards = CallForwards(model, facts, is_recordable=is_recordable)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -236,27 +235,14 @@ class ModelRunner:
         self.cache.checkpoint(layouts[0].first_new)
         self._half_done = True
         if self.compiled is None:
-            self.outputs, self._best = self._forward(inputs), None
+            compute = functools.partial(self._by_model, inputs)
+            self.outputs, self._best = self.forwards(compute, inputs, spec, self._packed), None
         else:
             with self._computing():
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
         if self._packed is not None:
             self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_places`
         self._half_done = False
-
-    @property
-    def record_reason(self) -> str | None:
-        """Reason why no forward of this call was recorded; `None` where some were, or were too few."""
-        return None if self._recorded is None or self.num_replayed else self._recorded.last_reason
-
-    def _recorded_forwards(self, facts: ModelFacts) -> RecordedForwards | None:
-        """What replays the forwards of this call; `None` where none can be."""
-        spec, is_other = self.cache.spec, self.compiled is not None or self._is_foreign or self._recorder.layers
-        if is_other or spec is None or isinstance(spec, StaticSpecCache):
-            return None
-        recorded = facts.of(RecordedForwards, self.model)
-        recorded.begin(self.model)
-        return recorded
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -267,19 +253,10 @@ class ModelRunner:
         with recorded, self.kernels, packing, written:
             yield
 
-    def _forward(self, inputs: dict[str, Any]) -> Any:
-        """A forward that is not compiled."""
-
-        def compute() -> Any:
-            with self._computing():
-                return self.model(**inputs, return_dict=True)
-
-        if self._recorded is None or self.cache.spec is None:
-            return compute()
-        forward = self._recorded.forward(compute, self.model, inputs, self.cache.spec, self._packed)
-        self.num_replayed += forward.is_replayed
-        self.is_usual = forward.is_usual
-        return forward.outputs
+    def _by_model(self, inputs: dict[str, Any]) -> Any:
+        """A forward by the model's own code."""
+        with self._computing():
+            return self.model(**inputs, return_dict=True)
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
         """Shape for which a graph is compiled."""
@@ -342,7 +319,7 @@ class ModelRunner:
                 self.rows.num_cached[0],
                 reuses_tensors=self._checked is not None,
                 makes_masks=self.compiled is not None and self.compiled.makes_masks,
-                always_masks=self._recorded is not None and self._recorded.reason is None,
+                always_masks=self.forwards.needs_masks,
             )
         return self._inputs
 

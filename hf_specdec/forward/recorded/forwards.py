@@ -1,5 +1,6 @@
 """A model's recorded forwards: when they are made, compared, replayed and dropped."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from hf_specdec.forward.recorded.trace import NotRecordable, Record, Trace
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.huge_pages import use_huge_pages
 from hf_specdec.kernels.masks import additive, prepared
+
+logger = logging.getLogger("hf_specdec")
 
 LEAST_FORWARDS = 4  # of a kind that a process has computed before one is recorded
 LEAST_FOR_PAGES = 16  # forwards that a process has computed before weights are put into pages of 2 MB
@@ -126,10 +129,11 @@ class RecordedForwards:
         self._count += 1
         if self._count == LEAST_FOR_PAGES:
             self.huge_bytes = use_huge_pages(tensors_of_modules(model))
+            logger.info("%d MB of weights lie in memory pages of 2 MB", self.huge_bytes >> 20)
         tensors = tensors_of(inputs)
         masks = {path: tensor for path, tensor in tensors.items() if "mask" in path}
         arguments = {path: tensor for path, tensor in tensors.items() if path not in masks}
-        if (ids := arguments.get("input_ids")) is None or ids.ndim != 2:
+        if (ids := arguments.get("input_ids")) is None or ids.ndim != 2 or not cache.written_lengths:
             return Forward(compute())
         tokens = ids.shape[1]
         kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
@@ -143,7 +147,7 @@ class RecordedForwards:
             if self.reason is not None:
                 return Forward(compute())
             kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
-        lengths = cache.layers[0].lengths
+        lengths = cache.written_lengths
         try:
             if (program := kind.programs.get(tokens)) is not None:
                 assert kind.template is not None
@@ -198,7 +202,7 @@ class RecordedForwards:
     ) -> Any:
         """The model's forward, and the same by a new program, which is kept if the results are equal."""
         assert kind.template is not None
-        lengths = cache.layers[0].lengths
+        lengths = cache.written_lengths
         program = Program(kind.template, tokens, torch.get_num_threads())
         outputs = compute()
         cache.cut(lengths)
