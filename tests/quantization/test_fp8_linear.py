@@ -9,19 +9,19 @@ from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
 from hf_specdec.kernels.few_token import FewTokenLayers
 from hf_specdec.kernels.quantization import fp8_linear
-from hf_specdec.kernels.quantization.fp8_linear import widen
+from hf_specdec.kernels.quantization.fp8_linear import SHIFT_FACTOR, shifted
 
 ALL = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
 FINITE = ALL[ALL.to(torch.float32).isfinite()]
 
 
 @pytest.mark.parametrize("length", [252, 253, 254])
-def test_every_finite_code_is_widened_exactly(length: int) -> None:
+def test_moved_bits_are_the_value_but_for_a_power_of_two(length: int) -> None:
     """Four at once and one by one; torch's own conversion is the reference, the sign of zero included."""
     codes = FINITE[:length].clone()
     expected = codes.to(torch.float32)
-    assert torch.equal(widen(codes).to(torch.float32), expected)
-    assert torch.equal(widen(codes).signbit(), expected.signbit())
+    assert torch.equal(shifted(codes).double() * SHIFT_FACTOR, expected.double())
+    assert torch.equal(shifted(codes).signbit(), expected.signbit())
 
 
 @pytest.mark.parametrize("piece", [3 * 32, 1 << 19])

@@ -3,7 +3,8 @@
 A weight is widened to bfloat16 a piece at a time by moving its bits, and the core multiplies it: torch's conversion
 takes ten times as long, and a token has the same numbers beside any others. float8_e4m3fn has a sign, four bits of
 exponent and three of mantissa; bfloat16 has a sign, eight and seven. Moved four bits to the left with the sign kept in
-front, a code is the bfloat16 number 2^-120 times its value.
+front, a code is the bfloat16 number 2^-120 times its value; inputs and scales take up that factor. Codes without an
+exponent, below a 28,000th of a row's largest, become subnormal numbers, which some instructions take for zero.
 """
 
 from typing import Any
@@ -16,6 +17,7 @@ from hf_specdec.kernels.own_forward import OwnForward
 from hf_specdec.kernels.quantization.weights import FP8_KIND
 
 SHIFT_FACTOR = 2.0**120  # value of a code over the bfloat16 number that its moved bits spell
+INPUT_FACTOR = 2.0**60  # of inputs, so that no product is subnormal; the rest goes to the scales
 # Sign, four bits of exponent and three of mantissa of a moved code, in one and in four 16-bit numbers.
 MASK_16 = -30736
 MASK_64 = int.from_bytes(MASK_16.to_bytes(2, "little", signed=True) * 4, "little", signed=True)
@@ -66,12 +68,14 @@ def widened_product(
     rows = max(PIECE // codes.shape[1], 1)
     if tokens.numel() > rows * codes.shape[1]:
         rows = codes.shape[0]  # more input than weights in a piece: nothing is gained by pieces
-    sums = torch.cat([product(tokens, widen(piece)) for piece in torch.split(codes, rows)], dim=-1) * scale.view(-1)
+    states = tokens * INPUT_FACTOR
+    sums = torch.cat([product(states, shifted(piece)) for piece in torch.split(codes, rows)], dim=-1)
+    sums = sums * (scale.view(-1) * (SHIFT_FACTOR / INPUT_FACTOR))  # (..., out) in float32
     return (sums if bias is None else sums + bias).to(tokens.dtype)
 
 
-def widen(codes: torch.Tensor) -> torch.Tensor:
-    """Contiguous codes as bfloat16 numbers of the same value; exact for all 254 finite ones."""
+def shifted(codes: torch.Tensor) -> torch.Tensor:
+    """Contiguous codes as bfloat16 numbers that are 2^-120 times their values."""
     bits = codes.view(torch.int8).to(torch.int16)
     if codes.numel() % 4 == 0:
         # Four numbers at once: what crosses from one to the next is masked.
@@ -81,4 +85,4 @@ def widen(codes: torch.Tensor) -> torch.Tensor:
     else:
         bits <<= 4
         bits &= MASK_16
-    return bits.view(torch.bfloat16).mul_(SHIFT_FACTOR)
+    return bits.view(torch.bfloat16)
