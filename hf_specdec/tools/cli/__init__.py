@@ -14,7 +14,7 @@ from hf_specdec import __version__
 from hf_specdec.tools.command_errors import Command
 
 COMMANDS = {  # each in the module and the function of its name
-    "bench": "Measure ways to generate against plain generate, on the same prompts in turn.",
+    "bench": "Measure ways to generate on the same prompts in turn, next to transformers' generate and plain decoding.",
     "demo": "Open a page that races speculation against plain generate, and shows what happens inside each step.",
     "chat": "Chat with a model in the terminal.",
     "fetch": "Fetch a published model by pip and print the folder of its checkpoint.",

@@ -96,6 +96,8 @@ def load(
         **(places or _listed_places(config, "target", device)),
     )
     _check_writes_text(model, name)
+    if not model.name_or_path:  # of a GGUF file, whose weights stay packed
+        model.name_or_path = model.config.name_or_path = folder
     hf_specdec.enable(model, plain_kernels=loading.plain_kernels)
     tokenizer = load_tokenizer(folder)
     if draft is not None:
