@@ -85,7 +85,7 @@ def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **k
     """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
     if (open_recorder := recorder()) is not None:
         with open_recorder.paused():
-            result = _by_vectors(function, numbers, **kwargs)
+            result = _by_vectors(function, numbers, **kwargs).clone()  # in memory of its size
         open_recorder.call(_by_vectors, (function, numbers), kwargs, result)
         return result
     return _by_vectors(function, numbers, **kwargs)

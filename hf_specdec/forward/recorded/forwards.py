@@ -27,6 +27,7 @@ LEAST_FORWARDS = 4  # of a kind that a process has computed before one is record
 LEAST_FOR_PAGES = 16  # forwards that a process has computed before weights are put into pages of 2 MB
 MOST_BYTES = 64 << 20  # of all programs of a model
 MOST_TOKENS = 256  # of a forward
+MOST_REFUSED = 3  # numbers of tokens, before the template counts as wrong
 RELATIVE, ABSOLUTE = 1e-3, 1e-3  # how far numbers in fp32 may differ, which are added up in another order
 
 
@@ -54,6 +55,7 @@ class _Kind:
         records (`list[Record]`): recorded so far, two at most.
         template (`Template | None`): of the two.
         programs: by the number of tokens, those that have been compared with the model's forward.
+        refused: numbers of tokens whose program was not equal to the model's forward.
         reason (`str | None`): why none is recorded.
         returns: class of the outputs.
     """
@@ -62,6 +64,7 @@ class _Kind:
     records: list[Record] = field(default_factory=list)
     template: Template | None = None
     programs: dict[int, Program] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
     reason: str | None = None
     returns: type[Any] = dict
 
@@ -138,7 +141,7 @@ class RecordedForwards:
         tokens = ids.shape[1]
         kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         kind.count += 1
-        if kind.reason is not None or tokens > MOST_TOKENS:
+        if kind.reason is not None or tokens > MOST_TOKENS or tokens in kind.refused:
             return Forward(compute())
         if kind.count < LEAST_FORWARDS:
             return Forward(compute(), is_usual=False)
@@ -159,7 +162,10 @@ class RecordedForwards:
             outputs = self._compare(kind, compute, arguments, masks, tokens, cache, packed)
             return Forward(outputs, is_usual=False)
         except NotRecordable as reason:
-            kind.reason = self._last_reason = str(reason)
+            self._last_reason = str(reason)
+            kind.refused.add(tokens)
+            if kind.template is None or len(kind.refused) > MOST_REFUSED:
+                kind.reason = self._last_reason
             cache.cut(lengths)
             return Forward(compute(), is_usual=False)
 
