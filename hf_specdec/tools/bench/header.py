@@ -57,7 +57,7 @@ def describe(header: Mapping[str, Any]) -> list[str]:
     machine = f"{header['device']}, {header['cpu']}, {header['cores']} cores, {header['threads']} threads"
     return [
         f"{header['model']}, {size}{header['dtype']}; {machine}",
-        ", ".join(f"{name} {value}" for name, value in settings.items()),
+        ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None),
         ", ".join(f"{name} {value}" for name, value in versions.items())
         + f"; commit {header['commit'] or 'unknown'}; {header['date']}",
     ]
