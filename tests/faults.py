@@ -16,7 +16,7 @@ class Mutant:
 VERIFY, STOPPING, SEQUENCE = "engine/verify.py", "engine/stopping.py", "engine/sequence.py"
 SAMPLER, REJECTIONS = "engine/sampling/sampler.py", "engine/sampling/rejections.py"
 DRAWS = "engine/sampling/draws.py"
-LOOP, STEP, SPECULATIVE = "engine/loop.py", "engine/step.py", "engine/speculative.py"
+STEP, DECODING = "engine/step.py", "engine/decode.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
 MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
@@ -58,7 +58,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "promise/batches/test_stopping.py",
     ),
     BATCH: ("promise/batches/test_processors.py promise/outputs/test_outputs.py",),
-    LOOP: ("promise/outputs/test_streamer.py",),
     CACHE: ("cache", "promise/caches/test_caches.py promise/batches/test_caches.py promise/outputs/test_interrupts.py"),
     LAYER: ("cache", "promise/batches/test_caches.py promise/batches/test_stopping.py"),
     MASK: ("forward", "promise/batches/test_stopping.py"),
@@ -66,7 +65,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ROWS: ("forward", "promise/batches/test_stopping.py"),
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
-    SPECULATIVE: ("promise/batches/test_processors.py",),
+    DECODING: ("promise/outputs/test_streamer.py promise/batches/test_processors.py",),
     **dict.fromkeys((DFLASH, DFLASH_CONFIG, PREDECESSOR, CONVOLUTION, BLOCKS, HEADS), ("methods/dflash",)),
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
@@ -154,7 +153,7 @@ MUTANTS = (
     Mutant("a forward counts twice", STEP, "num_forwards += 1\n        for", "num_forwards += 2\n        for"),
     Mutant(
         "the streamer gets the first token of a step only",
-        LOOP,
+        DECODING,
         "if self.streamer is not None:",
         "if self.streamer is not None and node == 0:",
     ),
@@ -220,7 +219,7 @@ MUTANTS = (
         ' if config.pool == "shared" else None\n',
         "\n",
     ),
-    Mutant("rows share their seed", SPECULATIVE, "manual_seed(seed) for seed", "manual_seed(first) for _ in"),
+    Mutant("rows share their seed", DECODING, "manual_seed(seed) for seed", "manual_seed(first) for _ in"),
     Mutant(
         "the drafter sees rejected tokens",
         STEP,
@@ -230,7 +229,7 @@ MUTANTS = (
     Mutant(
         "guards are left out next to code of the caller's",
         CALL,
-        'or not type(one).__module__.startswith(("transformers.", "hf_specdec."))',
+        'or not type(item).__module__.startswith(("transformers.", "hf_specdec."))',
         "or False",
     ),
     Mutant("guards are left out next to hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
@@ -252,8 +251,8 @@ MUTANTS = (
     Mutant(
         "any compiled code is taken",
         COMPILING,
-        "for entry in known if entry.guard_manager.check(seen)",
-        "for entry in known",
+        "for entry in entries if entry.guard_manager.check(seen)",
+        "for entry in entries",
     ),
     Mutant(
         "a streamer is no one's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"

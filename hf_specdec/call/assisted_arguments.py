@@ -36,8 +36,8 @@ INSTEAD = {
 
 def method_instead(arguments: Mapping[str, Any]) -> str | None:
     """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
-    given = [name for name in MODES if arguments.get(name) is not None]
-    takers = (m.name for name in given for m in METHODS.values() if name in m.config_class.transformers_arguments)
+    modes = [name for name in MODES if arguments.get(name) is not None]
+    takers = (m.name for name in modes for m in METHODS.values() if name in m.config_class.transformers_arguments)
     return next(takers, None)
 
 
@@ -52,13 +52,13 @@ def replaced_arguments(method: Method, config: Any, arguments: dict[str, Any], s
         ConfigError: an argument comes with a configuration.
     """
     names = method.config_class.transformers_arguments
-    found = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
+    settings_taken = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
     if config is not None:
-        for name, value in found.items():
+        for name, value in settings_taken.items():
             raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
         return config
     configured = {name: value for name in names if (value := settings.configured(name)) is not None}
-    return configured | found or None
+    return configured | settings_taken or None
 
 
 def check_taken(settings: Settings, method: Method | None) -> None:
@@ -77,9 +77,9 @@ def check_taken(settings: Settings, method: Method | None) -> None:
             continue
         unset = f"pass {name}=None, as a generation configuration sets it, or change it there"
         left_out = "leave it out" if name in settings.arguments else unset
-        given = "a drafter of your own" if method is None else f'spec_method="{method.name}"'
+        drafting = "a drafter of your own" if method is None else f'spec_method="{method.name}"'
         remedy = f"{_instead(name)} Else {left_out}, or pass spec_method=None."
-        raise ConfigError(name, f"must be unset with {given}", value, remedy)
+        raise ConfigError(name, f"must be unset with {drafting}", value, remedy)
     if (tokenizer := settings.arguments.get("assistant_tokenizer")) is not None:
         rule, remedy = "must come with an assistant_model", "Leave it out, or add one."
         raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, remedy)

@@ -1,7 +1,7 @@
 """A decoding method as transformers' `custom_generate`, with what transformers would drop on the way to it."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,39 +84,31 @@ class CustomGenerate:
             return with_stats(output, self._stats)
         return output
 
-    @contextlib.contextmanager
-    def ending_streamer(self) -> Iterator[None]:
-        """End the streamer where an error leaves the block: its reader waits for a text that will not come."""
-        try:
-            yield
-        except BaseException:
-            if self._streamer is not None and not self._streamer.ended:
-                self._streamer.end()
-            raise
+    def ending_streamer(self) -> contextlib.AbstractContextManager[Any]:
+        """A block that ends the streamer where an error leaves it: its reader waits for a text that will not come."""
+        return contextlib.nullcontext() if self._streamer is None else self._streamer
 
-    @contextlib.contextmanager
-    def reading_encoder(self, model: PreTrainedModel, arguments: dict[str, Any]) -> Iterator[None]:
-        """Keep what the encoder reads, for a draft model that has an encoder of its own.
+    def reading_encoder(
+        self, model: PreTrainedModel, arguments: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[Any]:
+        """A block that keeps what the encoder reads, for a draft model that has an encoder of its own.
 
         Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
         left: within the block, each input of this thread takes the place of the one before.
         """
         if not model.config.is_encoder_decoder:
-            yield
-            return
-        given, name = arguments.get("inputs"), model.main_input_name
-        self._encoder_inputs = given if given is not None else arguments.get(name)
+            return contextlib.nullcontext()
+        inputs, name = arguments.get("inputs"), model.main_input_name
+        self._encoder_inputs = inputs if inputs is not None else arguments.get(name)
         if self._request is None or self._request.assistant_model is None:
-            yield
-            return
+            return contextlib.nullcontext()
         names = (name, getattr(model.get_encoder(), "main_input_name", name))  # a composed model's encoder has its own
 
         def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [*(kwargs.get(name) for name in names), *args[:1]]
             self._encoder_inputs = next((value for value in inputs if value is not None), self._encoder_inputs)
 
-        with replaced([_Encoder(model.get_encoder())], wraps=True, encoder=keep):
-            yield
+        return replaced([_Encoder(model.get_encoder())], wraps=True, encoder=keep)
 
 
 class _Encoder(Replacement):
@@ -131,7 +123,7 @@ class _Encoder(Replacement):
 
 
 class _EndedOnce:
-    """A streamer that remembers whether it was ended."""
+    """A streamer that remembers whether it was ended, and a block that ends it where an error leaves it."""
 
     def __init__(self, streamer: Any) -> None:
         self._streamer, self.ended = streamer, False
@@ -144,3 +136,10 @@ class _EndedOnce:
         """End the streamer; whether or not that raises, it was asked to."""
         self.ended = True
         self._streamer.end()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not self.ended:
+            self.end()

@@ -34,19 +34,19 @@ def _tokenizers(arguments: dict[str, Any], assistant: Any, config: SpecConfig) -
         ConfigError: one is missing, the draft is a head, or probabilities would be compared, which differ between
             vocabularies.
     """
-    own = arguments.pop("assistant_tokenizer", None)
-    if own is None:
+    tokenizer = arguments.pop("assistant_tokenizer", None)
+    if tokenizer is None:
         return None
     if isinstance(assistant, DraftHead):
         rule = "must be unset with a draft head, which drafts the target's tokens"
-        raise ConfigError("assistant_tokenizer", rule, type(own).__name__, "Leave it out.")
-    check_tokenizers(arguments.get("tokenizer"), own)
-    if are_alike(arguments["tokenizer"], own):
+        raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, "Leave it out.")
+    check_tokenizers(arguments.get("tokenizer"), tokenizer)
+    if are_alike(arguments["tokenizer"], tokenizer):
         return None
     if config.draws_drafts:
         rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
         raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")
-    return arguments["tokenizer"], own
+    return arguments["tokenizer"], tokenizer
 
 
 def _assistant_model(arguments: dict[str, Any], method: Method, config: SpecConfig) -> Any:

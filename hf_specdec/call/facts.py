@@ -83,38 +83,38 @@ class Facts:
         return state_of(self.model).facts_of(self.fingerprint)
 
     @cached_property
-    def found(self) -> Found:
+    def probed(self) -> Found:
         """Results of the model's probe."""
         return state_of(self.model).findings.of(self.model, self.encoder_kwargs, now=self.fingerprint)
 
     @property
     def tier(self) -> Tier:
         """Tier of the call: a tree, a chain, or one token (`"plain"`) verified by a forward."""
-        return self.found.capability.tier if self.chain_reason is None else "chain"
+        return self.probed.capability.tier if self.chain_reason is None else "chain"
 
     @property
     def tier_reason(self) -> str:
         """Reason for the tier."""
-        return self.chain_reason or self.found.capability.reason
+        return self.chain_reason or self.probed.capability.reason
 
     @property
     def rounding_reason(self) -> str | None:
         """Reason why a token's logits may depend on the others of its forward, by their rounding, or `None`."""
-        return self.found.rounding_reason(self.model)
+        return self.probed.rounding_reason(self.model)
 
     @property
     def encoder_kwargs(self) -> dict[str, Any] | None:
         """Encoder outputs and mask of the call's first row, with which the probe tries a decoder."""
         if self._call is None:
             return None
-        found = {name: self.kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
-        if found["encoder_outputs"] is None:
+        probed = {name: self.kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
+        if probed["encoder_outputs"] is None:
             return None
-        return rows_of({name: value for name, value in found.items() if value is not None}, [0], self.num_rows)
+        return rows_of({name: value for name, value in probed.items() if value is not None}, [0], self.num_rows)
 
     def batch_reason(self) -> str | None:
         """Reason to decode batches plainly, or `None`; the model is probed at its first batch."""
-        return self.found.batch_fallback_reason(self.model, self.encoder_kwargs)
+        return self.probed.batch_fallback_reason(self.model, self.encoder_kwargs)
 
     def with_chains_only(self, reason: str) -> "Facts":
         """The same for a call that verifies chains for another reason than its model."""
@@ -161,7 +161,11 @@ class Facts:
         if limit is None:
             return True
         translations = self.translations(request)
-        rows = [self.call.input_ids[0]] if translations is None else [one.fixed[:-1] for one in translations]
+        rows = (
+            [self.call.input_ids[0]]
+            if translations is None
+            else [translation.fixed[:-1] for translation in translations]
+        )
         return max(map(len, rows)) <= limit
 
     @cached_property

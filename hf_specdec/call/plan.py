@@ -30,7 +30,7 @@ def plan_request(facts: Facts, request: Request) -> CallPlan | None:
     Raises:
         ConfigError: an argument of the call does not go with its method.
     """
-    own: dict[str, Any] = {"method": request.name, "loop": "transformers"}
+    fields: dict[str, Any] = {"method": request.name, "loop": "transformers"}
     try:
         for check in REQUEST_CHECKS:
             check(facts, request)
@@ -38,11 +38,11 @@ def plan_request(facts: Facts, request: Request) -> CallPlan | None:
         if not request.is_default:
             raise
         note = f"{facts.name} decodes without its default spec_method: {error}"
-        return CallPlan(way="plain", reason=str(error), notes=(note,), **own)
+        return CallPlan(way="plain", reason=str(error), notes=(note,), **fields)
     if (reason := by_transformers(facts, request)) is None:
         return None
     network, notes = type(request.assistant_model).__name__, (f"{facts.name}: {reason}",)
-    return CallPlan(way="chain", reason=reason, network=network, notes=notes, **own)
+    return CallPlan(way="chain", reason=reason, network=network, notes=notes, **fields)
 
 
 def plan_call(facts: Facts, request: Request) -> CallPlan:
@@ -106,7 +106,7 @@ def _plain(facts: Facts, request: Request, reason: str, **inputs: Any) -> CallPl
 
 
 def _speculative(facts: Facts, request: Request, *, notes: tuple[str, ...] = (), **more: Any) -> CallPlan:
-    if facts.tier == "chain" and not takes_tensor_masks(facts.found.capability.attention):
+    if facts.tier == "chain" and not takes_tensor_masks(facts.probed.capability.attention):
         notes += (f"{facts.name} verifies chains only: {facts.tier_reason}",)
     return CallPlan(
         way=facts.tier,
@@ -142,17 +142,17 @@ def _shapes(facts: Facts, request: Request) -> dict[str, Any]:
     if not facts.has_static_cache or holds_states(facts.cache):
         return {}
     widths, capacity = shapes_of(facts.call, 1 + request.budget + request.extra_columns)
-    found: dict[str, Any] = {"widths": widths, "capacity": capacity, "is_compiled": False}
+    shapes: dict[str, Any] = {"widths": widths, "capacity": capacity, "is_compiled": False}
     if compile_settings(facts.call) is None:
-        return found
+        return shapes
     if (reason := reason_against_compiling(facts.model)) is not None:
-        return found | {"notes": (f"{facts.name} is not compiled: {reason}",)}
-    found["is_compiled"] = True
+        return shapes | {"notes": (f"{facts.name} is not compiled: {reason}",)}
+    shapes["is_compiled"] = True
     if isinstance(head := facts.network(request), DraftHead):
         reason = reason_against_head(facts.call, head)
         note = () if reason is None else (f"{type(head).__name__} is not compiled: {reason}",)
-        found |= {"is_head_compiled": reason is None, "notes": note}
-    return found
+        shapes |= {"is_head_compiled": reason is None, "notes": note}
+    return shapes
 
 
 def _network(facts: Facts, request: Request) -> str | None:
@@ -168,7 +168,7 @@ def _budget_reason(facts: Facts, request: Request, num_rows: int) -> str:
     if (costs := facts.costs(request)) is None:
         return f"the most that {config} allows"
     curve = costs.curve(num_rows)
-    known = "by earlier steps" if curve.is_known else "assumed"
+    origin = "by earlier steps" if curve.is_known else "assumed"
     size = 1 + request.budget
-    ratio = f"a forward of {size} takes {curve.ratio(size):.1f} times as long as one of a single token ({known})"
+    ratio = f"a forward of {size} takes {curve.ratio(size):.1f} times as long as one of a single token ({origin})"
     return f"the most that {config} allows; each step verifies as many as save time: {ratio}"

@@ -84,18 +84,18 @@ def _own_values(model: PreTrainedModel, request: Request, left_out: Any) -> dict
     MPT's checkpoints do, and a static one is called by its usual name.
     """
     settings = request.settings
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: operator.index(v) for name in LENGTHS if (v := settings.arguments.get(name)) is not None
     }
     if "target" in request.config.device_lists:
         device = compat.input_device(model)
         tensors = {name: v for name, v in settings.arguments.items() if isinstance(v, torch.Tensor)}
-        found |= {name: value.to(device) for name, value in tensors.items()} | found
+        values |= {name: value.to(device) for name, value in tensors.items()} | values
     if settings("cache_implementation") in compat.STATIC_NAMES and "cache_implementation" not in left_out:
-        found["cache_implementation"] = "static"
+        values["cache_implementation"] = "static"
     if settings("use_cache") is False and settings.is_own("use_cache"):
-        found["use_cache"] = True
-    return found
+        values["use_cache"] = True
+    return values
 
 
 def _left_out_of_cache(model: PreTrainedModel, settings: Settings) -> list[str]:
@@ -116,5 +116,5 @@ def _stop_strings(model: PreTrainedModel, settings: Settings) -> dict[str, Any]:
         remedy = "Pass tokenizer=... as for plain generation."
         raise ConfigError("tokenizer", "must be given with stop_strings", None, remedy)
     criterion = compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
-    given = settings.arguments.get("stopping_criteria") or []
-    return {"stopping_criteria": compat.merged_criteria(model, criterion, given)}
+    criteria = settings.arguments.get("stopping_criteria") or []
+    return {"stopping_criteria": compat.merged_criteria(model, criterion, criteria)}

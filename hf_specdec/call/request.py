@@ -105,12 +105,12 @@ class Request:
     def user_callbacks(self) -> tuple[Any, ...]:
         """The caller's code that runs between the forwards: an observer, a streamer, a drafter."""
         own_drafter = self.make_drafter if self.method is None else None
-        found = (self.observer, own_drafter, self.settings.arguments.get("streamer"))
-        return tuple(one for one in found if one is not None)
+        callbacks = (self.observer, own_drafter, self.settings.arguments.get("streamer"))
+        return tuple(callback for callback in callbacks if callback is not None)
 
 
 def prompt_length(model: PreTrainedModel, arguments: Mapping[str, Any]) -> int:
     """Tokens in front of the new ones in the output of `generate`."""
     names = ("decoder_input_ids",) if model.config.is_encoder_decoder else ("inputs", "input_ids")
-    given = next((arguments[name] for name in names if arguments.get(name) is not None), None)
-    return int(model.config.is_encoder_decoder) if given is None else int(given.shape[1])
+    prompt = next((arguments[name] for name in names if arguments.get(name) is not None), None)
+    return int(model.config.is_encoder_decoder) if prompt is None else int(prompt.shape[1])

@@ -31,9 +31,9 @@ from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import Call, with_stats
+from hf_specdec.engine.decode import decode_speculatively
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
-from hf_specdec.engine.speculative import decode_speculatively
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.forward_arguments import tensors_of
 
@@ -49,8 +49,8 @@ def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...]
     if arguments.get("custom_generate") is decode:  # here transformers drops nothing on the way to it
         del arguments["custom_generate"]
         for name in ("streamer", "assistant_model"):
-            if (given := arguments.pop(f"spec_{name}", None)) is not None:
-                arguments[name] = given
+            if (value := arguments.pop(f"spec_{name}", None)) is not None:
+                arguments[name] = value
     check_spelling(model, arguments)
     request = read_request(model, Settings.of(model, arguments))
     if request is None or (request.is_default and compat.is_assistants_call(arguments)):
@@ -90,8 +90,8 @@ def decode(
     check_prompt(model, input_ids, has_embeddings=kwargs.get("inputs_embeds") is not None, of_decoder=True)
     ours = {name: kwargs.pop(name) for name in (*own_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
     ours |= {"assistant_model": spec_assistant_model, "streamer": spec_streamer}
-    given = compat.without_defaults(generation_config, ASSISTED_ARGUMENTS)
-    request = read_request(model, Settings(ours, given, model.generation_config))
+    config = compat.without_defaults(generation_config, ASSISTED_ARGUMENTS)
+    request = read_request(model, Settings(ours, config, model.generation_config))
     if request is None:
         check_none_asked(ours)
     else:
@@ -118,8 +118,8 @@ def with_own_arguments(signature: inspect.Signature, *others: str) -> inspect.Si
     """The signature with our arguments, and `others`, in front of its `**kwargs`."""
     named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in own_arguments()]
     kind = inspect.Parameter.KEYWORD_ONLY
-    own = [inspect.Parameter(name, kind, default=None) for name in (*own_arguments(), *others)]
-    return signature.replace(parameters=[*named, *own, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
+    added = [inspect.Parameter(name, kind, default=None) for name in (*own_arguments(), *others)]
+    return signature.replace(parameters=[*named, *added, inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)])
 
 
 # transformers hands a custom method only those arguments that its signature names.
@@ -170,16 +170,16 @@ def prepared_call(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> tuple[Ca
     if (plan := plan_request(Facts(model), request)) is not None and plan.way == "plain":
         log_notes(model, plan)
         request = plain_request(model, request)
-    found: tuple[Call, Request] = _prepared(
+    prepared: tuple[Call, Request] = _prepared(
         model, inner, request, lambda call, request, encoder_inputs: (call, request)
     )
-    return found
+    return prepared
 
 
 def class_generate(model: PreTrainedModel) -> Generate:
     """`generate` of the model's own class, which decodes without this package."""
-    found: Generate = model.__class__.generate.__get__(model)
-    return found
+    generate: Generate = model.__class__.generate.__get__(model)
+    return generate
 
 
 def generate_once(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:

@@ -40,5 +40,5 @@ class PackedRows:
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
         """`(B, W, ...)` of `(1, N, ...)`; what padding holds has no meaning."""
-        found = packed[0].index_select(0, self._filled)
-        return found.view(len(self.counts), self.width, *found.shape[1:])
+        rows = packed[0].index_select(0, self._filled)
+        return rows.view(len(self.counts), self.width, *rows.shape[1:])

@@ -181,10 +181,10 @@ class SpecStats:
         if not self.predictions:
             self.predictions = [[0, 0.0, 0] for _ in range(NUM_BINS)]
         for probability, accepted in outcomes:
-            found = self.predictions[min(NUM_BINS - 1, int(probability * NUM_BINS))]
-            found[0] += 1
-            found[1] += probability
-            found[2] += accepted
+            bin_counts = self.predictions[min(NUM_BINS - 1, int(probability * NUM_BINS))]
+            bin_counts[0] += 1
+            bin_counts[1] += probability
+            bin_counts[2] += accepted
 
     @property
     def reliability(self) -> list[tuple[float, float, int]]:
@@ -217,8 +217,8 @@ class SpecStats:
             "mean_acceptance_length",
             "reliability",
         )
-        found = {name: getattr(self, name) for name in names}
-        return found | {"plan": None if self.plan is None else self.plan.to_dict()}
+        values = {name: getattr(self, name) for name in names}
+        return values | {"plan": None if self.plan is None else self.plan.to_dict()}
 
 
 class SpecOutput(Protocol):

@@ -63,9 +63,9 @@ class SentArrays:
         self._parts: list[Array] = []
         self._tensors: list[torch.Tensor] = []
         for array, start, dtype in itertools.zip_longest(arrays, ends[:-1], dtypes):
-            own, end = torch.from_numpy(array).dtype if dtype is None else dtype, start + array.nbytes
+            value_dtype, end = torch.from_numpy(array).dtype if dtype is None else dtype, start + array.nbytes
             self._parts.append(memory[start:end].view(array.dtype).reshape(array.shape))
-            self._tensors.append(self._block[start:end].view(own).view(array.shape))
+            self._tensors.append(self._block[start:end].view(value_dtype).view(array.shape))
 
     def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """The same tensors each time, with the values of these arrays, by one copy."""

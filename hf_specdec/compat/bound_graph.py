@@ -17,8 +17,8 @@ Make = Callable[[Sequence[Any]], Any]
 
 def graph_name(names: Iterable[str]) -> str | None:
     """The name of the only graph among the global names of a function's code."""
-    found = [name for name in names if name.startswith(GRAPH_NAME)]
-    return found[0] if len(found) == 1 else None
+    graphs = [name for name in names if name.startswith(GRAPH_NAME)]
+    return graphs[0] if len(graphs) == 1 else None
 
 
 def attributes_of(holders: Iterable[object]) -> list[Any]:
@@ -56,15 +56,15 @@ class GraphWatch:
         if make is None:
             return None
         places = {id(tensor): place for place, tensor in enumerate(_tensors(inputs))}
-        replaced = [(place, places[id(own)]) for place, own in enumerate(self.arguments) if id(own) in places]
+        replaced = [(place, places[id(tensor)]) for place, tensor in enumerate(self.arguments) if id(tensor) in places]
         kept, graph = list(self.arguments), self.graph
         for place, _ in replaced:
             kept[place] = None  # a tensor of this step
 
         def call(**inputs: Any) -> Any:
-            arguments, given = kept.copy(), list(_tensors(inputs))
+            arguments, tensors = kept.copy(), list(_tensors(inputs))
             for place, number in replaced:
-                arguments[place] = given[number]
+                arguments[place] = tensors[number]
             return make(graph(*arguments))
 
         return call
@@ -75,31 +75,31 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for own in value.values():
-            yield from _tensors(own)
+        for item in value.values():
+            yield from _tensors(item)
     elif isinstance(value, tuple | list):
-        for own in value:
-            yield from _tensors(own)
+        for item in value:
+            yield from _tensors(item)
 
 
-def _maker(value: Any, outputs: Sequence[Any], known: set[int]) -> Make | None:
+def _maker(value: Any, outputs: Sequence[Any], kept: set[int]) -> Make | None:
     """Makes the like of `value` of other outputs of the graph.
 
     Args:
         known: identities of objects that stay as they are.
     """
     if isinstance(value, torch.Tensor):
-        place = next((place for place, own in enumerate(outputs) if own is value), None)
+        place = next((place for place, output in enumerate(outputs) if output is value), None)
         return None if place is None else operator.itemgetter(place)
-    if value is None or (id(value) in known and not isinstance(value, Mapping | tuple | list)):
+    if value is None or (id(value) in kept and not isinstance(value, Mapping | tuple | list)):
         return lambda _: value
     if isinstance(value, ModelOutput):
-        named = {name: _maker(own, outputs, known) for name, own in value.items()}
+        named = {name: _maker(item, outputs, kept) for name, item in value.items()}
         if None in named.values():
             return None
         kind = type(value)
-        return lambda found: kind(**{name: make(found) for name, make in named.items() if make})
+        return lambda results: kind(**{name: make(results) for name, make in named.items() if make})
     if type(value) is tuple:
-        makers = [make for own in value if (make := _maker(own, outputs, known)) is not None]
-        return (lambda found: tuple([make(found) for make in makers])) if len(makers) == len(value) else None
+        makers = [make for item in value if (make := _maker(item, outputs, kept)) is not None]
+        return (lambda results: tuple([make(results) for make in makers])) if len(makers) == len(value) else None
     return None

@@ -64,10 +64,10 @@ def given_states(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str,
     """
     if model.config.is_encoder_decoder:
         return {}
-    found: dict[str, Any] = {"encoder_hidden_states": kwargs.get("encoder_hidden_states")}
+    states_by_name: dict[str, Any] = {"encoder_hidden_states": kwargs.get("encoder_hidden_states")}
     if (outputs := kwargs.get("encoder_outputs")) is not None:  # a tuple, or the output of a model
-        found["encoder_outputs"] = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-    return {name: states for name, states in found.items() if isinstance(states, torch.Tensor)}
+        states_by_name["encoder_outputs"] = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    return {name: states for name, states in states_by_name.items() if isinstance(states, torch.Tensor)}
 
 
 def attends_to_images(config: Any) -> tuple[int, ...]:
@@ -120,8 +120,8 @@ def is_users_own(cache: Any) -> bool:
 def can_crop(cache: Any) -> bool:
     """Returns whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    own = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
-    return bool(layers) and own and isinstance(cache, Cache) and bool(cache.is_croppable)
+    is_library = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
+    return bool(layers) and is_library and isinstance(cache, Cache) and bool(cache.is_croppable)
 
 
 def crop_to(cache: Cache, length: int) -> bool:
@@ -156,12 +156,12 @@ def record_as(layers: Iterable[tuple[Any, bool]]) -> None:
 
 def holds_states(value: Any) -> bool:
     """True if the attributes of an object are part of a cache's content: caches, some of no common base, and layers."""
-    known = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)  # the last of no common base with the second
-    return isinstance(value, known) or type(value).__name__.endswith("Cache")
+    kinds = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)  # the last of no common base with the second
+    return isinstance(value, kinds) or type(value).__name__.endswith("Cache")
 
 
 def replaced_attributes(layer: Any) -> tuple[str, ...]:
     """Attributes of a cache layer that a forward replaces by new tensors, and never writes into."""
-    own = getattr(type(layer), "update", None)
-    known = own in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
-    return ("keys", "values") if known else ()
+    update = getattr(type(layer), "update", None)
+    replaces = update in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
+    return ("keys", "values") if replaces else ()

@@ -45,8 +45,8 @@ def compile_settings(
 
 def compiled(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
     """The function, compiled at its first call, with graphs that other functions of the same code do not share."""
-    found: Callable[..., Any] = torch.compile(_with_own_code(function), **settings)
-    return found
+    step: Callable[..., Any] = torch.compile(_with_own_code(function), **settings)
+    return step
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -121,10 +121,10 @@ class Unguarded:
 
     def _over(self, variables: dict[str, Any]) -> FunctionType:
         """Its code with these global variables."""
-        own = self._function
-        found = FunctionType(self.code, variables, own.__name__, own.__defaults__, self._closure)
-        found.__kwdefaults__ = own.__kwdefaults__
-        return found
+        function = self._function
+        copy = FunctionType(self.code, variables, function.__name__, function.__defaults__, self._closure)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        return copy
 
 
 def _called(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
@@ -145,19 +145,19 @@ def without_guards(function: Callable[..., Any], inputs: Mapping[str, Any]) -> U
         function: of `compiled`, with keyword arguments alone.
     """
     try:
-        own = function._torchdynamo_orig_callable  # type: ignore[attr-defined]
-        cells = dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
-        arguments = inspect.signature(own).bind(**inputs).arguments
+        original = function._torchdynamo_orig_callable  # type: ignore[attr-defined]
+        cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
+        arguments = inspect.signature(original).bind(**inputs).arguments
         seen = {name: cell.cell_contents for name, cell in cells.items()} | arguments
-        known = torch._dynamo.eval_frame._debug_get_cache_entry_list(own.__code__)
-        code = next(entry.code for entry in known if entry.guard_manager.check(seen))  # as torch chooses
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(original.__code__)
+        code = next(entry.code for entry in entries if entry.guard_manager.check(seen))  # as torch chooses
         closure = tuple(cells[name] for name in code.co_freevars)
         is_asked = _stance() == "default"  # `torch.compiler.set_stance` may ask for none
     except (AttributeError, StopIteration, KeyError, TypeError, RuntimeError):
         return None
     if not is_asked or any("__resume" in name for name in code.co_names):  # what follows a break has its own guards
         return None
-    return Unguarded(own, code, closure)
+    return Unguarded(original, code, closure)
 
 
 def forbids_compiling() -> bool:

@@ -28,9 +28,9 @@ LAYERS: Mapping[str, tuple[Any, Any, Any]] = {
 
 def config_of_layers(config: PretrainedConfig) -> PretrainedConfig:
     """The same configuration, its attention being torch's, which takes any mask."""
-    own = type(config).from_dict(config.to_dict())
-    own._attn_implementation = "sdpa"
-    return own
+    copy = type(config).from_dict(config.to_dict())
+    copy._attn_implementation = "sdpa"
+    return copy
 
 
 def rotated(states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

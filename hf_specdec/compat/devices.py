@@ -44,9 +44,9 @@ def load_factor(model: PreTrainedModel) -> float:
 
 def input_device(model: PreTrainedModel) -> torch.device:
     """Device of a model's inputs; the embeddings' execution device under accelerate's offloading."""
-    found = execution_device(model) or execution_device(input_embeddings(model))
+    moved_to = execution_device(model) or execution_device(input_embeddings(model))
     device: torch.device = model.device
-    return found or device
+    return moved_to or device
 
 
 def execution_device(module: Any) -> torch.device | None:

@@ -75,8 +75,8 @@ def fingerprint(model: PreTrainedModel) -> Fingerprint:
         if attributes.get("_forward_hooks") or attributes.get("_forward_pre_hooks"):
             changes += [(place, hook) for hook in _hooks_in(attributes, HOOKS)]
         for name in ("forward", "_compiled_call_impl"):
-            if (own := attributes.get(name)) is not None and not _is_harmless(own):
-                changes.append((place, name, _reference(own), _flags_of_owner(own)))
+            if (replaced := attributes.get(name)) is not None and not _is_harmless(replaced):
+                changes.append((place, name, _reference(replaced), _flags_of_owner(replaced)))
         if "_active_adapter" in attributes:
             changes.append((place, repr([attributes.get(name) for name in ADAPTER_STATE])))
     name = attention_implementation(model.config) or ""

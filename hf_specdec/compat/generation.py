@@ -64,8 +64,8 @@ def has_own_loop(model: PreTrainedModel) -> bool:
 
 def attends_only(model: PreTrainedModel) -> bool:
     """Returns whether the model's cache consists of transformers' own attention layers."""
-    known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-    return all(type(layer) in known for layer in getattr(fresh_cache(model).get(CACHE), "layers", []))
+    kinds = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    return all(type(layer) in kinds for layer in getattr(fresh_cache(model).get(CACHE), "layers", []))
 
 
 def has_own_cache(model: PreTrainedModel) -> bool:
@@ -88,20 +88,20 @@ def own_positions(model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
 def prompt_length(input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> int:
     """Tokens that the cache holds once the prompt is read, those of earlier turns counted."""
     mask = model_kwargs.get("attention_mask")
-    known = mask.shape[1] if isinstance(mask, torch.Tensor) else getattr(generation_config, "_mask_length", 0)
-    return max(int(known), input_ids.shape[1])
+    length = mask.shape[1] if isinstance(mask, torch.Tensor) else getattr(generation_config, "_mask_length", 0)
+    return max(int(length), input_ids.shape[1])
 
 
 def end_tokens(generation_config: GenerationConfig) -> torch.Tensor | None:
     """`(E,)` ids that end a text, inside `generate`; `None` where none does."""
-    found: torch.Tensor | None = getattr(generation_config, "_eos_token_tensor", None)
-    return found
+    tokens: torch.Tensor | None = getattr(generation_config, "_eos_token_tensor", None)
+    return tokens
 
 
 def pad_token_id(generation_config: GenerationConfig) -> int:
     """The id that stands where a row has no token, inside `generate`."""
-    found = getattr(generation_config, "_pad_token_tensor", None)
-    return 0 if found is None else int(found)
+    token = getattr(generation_config, "_pad_token_tensor", None)
+    return 0 if token is None else int(token)
 
 
 def has_own_input_preparation(model: PreTrainedModel) -> bool:
@@ -118,7 +118,7 @@ def has_foreign_inputs(model: PreTrainedModel) -> bool:
     """Returns whether code from outside of transformers prepares inputs of forwards, in the class or on the model."""
     methods = (vars(model).get(name) or getattr(type(model), name) for name in INPUT_METHODS)
     functions = (getattr(method, "__func__", method) for method in methods)
-    return not all(getattr(one, "__globals__", {}).get("__name__", "").startswith(HOMES) for one in functions)
+    return not all(getattr(function, "__globals__", {}).get("__name__", "").startswith(HOMES) for function in functions)
 
 
 def next_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -161,9 +161,11 @@ def updated_kwargs(
     return {name: value for name, value in kwargs.items() if name not in ignored}
 
 
-def merged_criteria(model: PreTrainedModel, own: StoppingCriteria, criteria: Any) -> StoppingCriteriaList:
+def merged_criteria(model: PreTrainedModel, criterion: StoppingCriteria, criteria: Any) -> StoppingCriteriaList:
     """The criteria of a call, with one that `generate` makes before them; where they have its class, without it."""
-    return cast("StoppingCriteriaList", model._merge_criteria_processor_list(StoppingCriteriaList([own]), criteria))
+    return cast(
+        "StoppingCriteriaList", model._merge_criteria_processor_list(StoppingCriteriaList([criterion]), criteria)
+    )
 
 
 def sample(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:

@@ -53,9 +53,9 @@ def set_attention_implementation(config: Any, name: str) -> None:
 
 def drop_empty_layer_types(config: Any) -> None:
     """Take `"layer_types": null` out of a private configuration: transformers asks only whether the name is there."""
-    own = vars(mask_config(config))
-    if "layer_types" in own and own["layer_types"] is None:
-        del own["layer_types"]
+    values = vars(mask_config(config))
+    if "layer_types" in values and values["layer_types"] is None:
+        del values["layer_types"]
 
 
 def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
@@ -132,12 +132,12 @@ def names_in_own_methods(cls: Any) -> frozenset[str]:
 
 
 def _names_in(functions: Iterable[Any]) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for function in functions:
         function = inspect.unwrap(getattr(function, "__func__", function))
         if isinstance(function, FunctionType):
-            found.update(name for code in _codes(function.__code__) for name in code.co_names)
-    return found
+            names.update(name for code in _codes(function.__code__) for name in code.co_names)
+    return names
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

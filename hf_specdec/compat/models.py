@@ -131,13 +131,13 @@ def batch_dim_of_states(model: PreTrainedModel, states: torch.Tensor) -> int:
 
 def private_config(config: Any) -> Any:
     """A shallow copy, and a copy of its text part, to be changed without anyone else noticing."""
-    own, text = copy.copy(config), text_config(config)
+    copied, text = copy.copy(config), text_config(config)
     if text is config:
-        return own
+        return copied
     for name, value in vars(config).items():
         if value is text:
-            object.__setattr__(own, name, copy.copy(text))
-    return own
+            object.__setattr__(copied, name, copy.copy(text))
+    return copied
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:
@@ -181,8 +181,8 @@ def max_positions(config: Any) -> int | None:
 def named_positions(config: Any) -> list[int]:
     """Numbers of positions that a configuration holds: those of speech decoders, of MPT and of others may be there."""
     names = ("max_target_positions", "max_seq_len", "max_position_embeddings")
-    found = (getattr(config, name, None) for name in names)
-    return [positions for positions in found if isinstance(positions, int) and positions > 0]
+    counts = (getattr(config, name, None) for name in names)
+    return [positions for positions in counts if isinstance(positions, int) and positions > 0]
 
 
 def ignores_positions(config: Any) -> bool:

@@ -63,22 +63,22 @@ def without_modes() -> contextlib.AbstractContextManager[None]:
 
 def modules_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The model and every module in it, each once and none before the one that holds it."""
-    found, seen = [model], {model}
-    for module in found:  # which grows
+    modules, seen = [model], {model}
+    for module in modules:  # which grows
         for child in module._modules.values():
             if child is not None and child not in seen:
                 seen.add(child)
-                found.append(child)
-    return found
+                modules.append(child)
+    return modules
 
 
 def remove_output_hooks(model: torch.nn.Module) -> None:
     """Remove transformers' hooks that collect hidden states, which cannot be pickled; it puts them back when asked."""
     for module in modules_of(model):
         hooks = module._forward_hooks
-        found = [key for key, hook in hooks.items() if getattr(hook, "__module__", None) == OUTPUT_HOOKS]
-        if found:
-            module._forward_hooks = type(hooks)((key, hook) for key, hook in hooks.items() if key not in found)
+        keys = [key for key, hook in hooks.items() if getattr(hook, "__module__", None) == OUTPUT_HOOKS]
+        if keys:
+            module._forward_hooks = type(hooks)((key, hook) for key, hook in hooks.items() if key not in keys)
         vars(module).pop("_output_capturing_hooks_installed", None)
 
 
@@ -101,12 +101,12 @@ def own_weights(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 
 def saved_weights(model: torch.nn.Module) -> list[torch.Tensor]:
     """Parameters and saved buffers, those left aside that accelerate loads for each forward."""
-    found: list[torch.Tensor | None] = []
+    weights: list[torch.Tensor | None] = []
     for module in modules_of(model):
-        found += module._parameters.values()
+        weights += module._parameters.values()
         left_out = module._non_persistent_buffers_set
-        found += [buffer for name, buffer in module._buffers.items() if name not in left_out]
-    return [weight for weight in found if weight is not None and not weight.is_meta]
+        weights += [buffer for name, buffer in module._buffers.items() if name not in left_out]
+    return [weight for weight in weights if weight is not None and not weight.is_meta]
 
 
 def write_count(weight: torch.Tensor) -> tuple[int, int]:

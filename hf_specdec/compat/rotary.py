@@ -85,17 +85,17 @@ def position_limit(model: PreTrainedModel, *, reach: int | None = None) -> int |
             sizes = [] if callable(getattr(module, "make_weights", None)) else _table_sizes(module)
         else:
             sizes = [] if id(module) in words else [module.num_embeddings]
-        found = [positions for size in sizes for positions in named if positions <= size <= positions + OFFSETS]
-        if found:
-            return max(found)
+        limits = [positions for size in sizes for positions in named if positions <= size <= positions + OFFSETS]
+        if limits:
+            return max(limits)
     return None
 
 
 def _table_sizes(module: torch.nn.Module) -> list[int]:
     """Sizes of the tables that a module holds besides its weights."""
     attributes = vars(module)
-    own = [attributes[name] for name in attributes.keys() - EVERY_MODULES]
-    tensors = [value for value in (*attributes["_buffers"].values(), *own) if isinstance(value, torch.Tensor)]
+    values = [attributes[name] for name in attributes.keys() - EVERY_MODULES]
+    tensors = [value for value in (*attributes["_buffers"].values(), *values) if isinstance(value, torch.Tensor)]
     return [size for tensor in tensors if tensor.ndim > 1 for size in tensor.shape]
 
 
@@ -107,15 +107,15 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
     length = getattr(text_config(model.config), "original_max_position_embeddings", None)
     if not isinstance(length, int) or not has_own_input_preparation(model):
         return None
-    asked = _asked_after(model, length)
-    return None if asked is None or asked[0] is not None else length
+    inputs = _asked_after(model, length)
+    return None if inputs is None or inputs[0] is not None else length
 
 
 def forgets_text(model: PreTrainedModel) -> bool:
     """True if a model with a `cache_drop_length` goes on with the last token alone, as Phi-4-multimodal does."""
     length = cache_drop_length(model)
-    asked = None if length is None else _asked_after(model, length)
-    return length is not None and asked is not None and asked[1] <= length
+    inputs = None if length is None else _asked_after(model, length)
+    return length is not None and inputs is not None and inputs[1] <= length
 
 
 def scaled_length(model: PreTrainedModel) -> int | None:
@@ -138,10 +138,10 @@ def _asked_after(model: PreTrainedModel, length: int) -> tuple[Cache | None, int
     cache.update(states, states, 0)
     ids = torch.zeros((1, length + 1), dtype=torch.long, device=HOST)
     try:
-        asked = model.prepare_inputs_for_generation(
+        inputs = model.prepare_inputs_for_generation(
             ids, attention_mask=torch.ones_like(ids), next_sequence_length=1, use_cache=True, **{CACHE: cache}
         )
     except Exception:  # noqa: BLE001 - it wants more than ids and a cache: what it does is for the probe to find
         return None
-    given, asked_ids = asked.get(CACHE), asked.get("input_ids")
-    return cache if given is cache else None, length + 1 if asked_ids is None else asked_ids.shape[-1]
+    kept, asked_ids = inputs.get(CACHE), inputs.get("input_ids")
+    return cache if kept is cache else None, length + 1 if asked_ids is None else asked_ids.shape[-1]

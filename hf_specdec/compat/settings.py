@@ -35,11 +35,11 @@ def leave_own_settings(generation_config: GenerationConfig) -> None:
 
 def without_settings(generation_config: GenerationConfig, names: Iterable[str]) -> GenerationConfig:
     """The configuration, or a copy without these settings where it has one of them."""
-    own = [name for name in names if hasattr(generation_config, name)]
-    if not own:
+    names_there = [name for name in names if hasattr(generation_config, name)]
+    if not names_there:
         return generation_config
     config = copy.copy(generation_config)
-    for name in own:
+    for name in names_there:
         delattr(config, name)
     return config
 
@@ -52,8 +52,8 @@ def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
 def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:
     """Settings in a checkpoint's generation configuration that loading it dropped."""
     try:
-        found = cached_file(path, "generation_config.json", **hub_arguments)
-        saved = json.loads(Path(found).read_text("utf-8"))
+        file = cached_file(path, "generation_config.json", **hub_arguments)
+        saved = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError):  # there is none that could be read
         return {}
     if not isinstance(saved, dict) or not saved.get("_from_model_config"):

@@ -33,8 +33,8 @@ CACHE_METHODS = frozenset(("update_conv_state", "update_recurrent_state", "get_c
 
 def known_state_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     """The layers with states of a model whose convolutions and recurrences are known, each and all; else none."""
-    found = [module for module in modules_of(model) if _names(type(module).forward) & CACHE_METHODS]
-    return tuple(found) if all(map(_is_known, found)) else ()
+    layers = [module for module in modules_of(model) if _names(type(module).forward) & CACHE_METHODS]
+    return tuple(layers) if all(map(_is_known, layers)) else ()
 
 
 def has_states_alone(model: PreTrainedModel) -> bool:
@@ -81,12 +81,12 @@ def forward_over(forward: Callable[..., Any], replaced: Iterable[str], replace: 
     function = inspect.unwrap(forward)
     assert isinstance(function, FunctionType)
     names = {name: replace(name) for name in replaced if name in _names(forward)}
-    own = FunctionType(
+    copy = FunctionType(
         function.__code__,
         {**function.__globals__, **names},
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    own.__kwdefaults__ = function.__kwdefaults__
-    return own
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

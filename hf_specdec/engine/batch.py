@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,28 +16,15 @@ from hf_specdec.kernels.cpu import tried
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a step.
+@dataclass(slots=True)
+class Batch:
+    """Sequences decoded together; the one at place i is row i of the target and of `draft_runner`.
 
     Attributes:
         max_nodes (`int`): most drafted tokens of a sequence and step.
         max_positions (`int | None`): positions the model has; drafts never reach beyond them.
         vocab_size (`int | None`): tokens the model knows; drafted ids beyond them are left out.
         pad_token_id (`int`): follows sequences that end before others.
-    """
-
-    max_nodes: int
-    max_positions: int | None = None
-    vocab_size: int | None = None
-    pad_token_id: int = 0
-
-
-@dataclass(slots=True)
-class Batch:
-    """Sequences decoded together; the one at place i is row i of the target and of `draft_runner`.
-
-    Attributes:
         draft_runner: what drafts with a network, a draft model, a head or first layers; `None` without one, and in
             processes that do not compute with it.
         rounds_alike (`bool`): as of `PromptStart`.
@@ -46,7 +33,10 @@ class Batch:
 
     sequences: list[SequenceState]
     target: ModelRunner
-    limits: Limits
+    max_nodes: int
+    max_positions: int | None = None
+    vocab_size: int | None = None
+    pad_token_id: int = 0
     draft_runner: BaseDraftRunner | None = None
     rounds_alike: bool = False
     prompt: PromptStart = field(init=False)
@@ -73,30 +63,30 @@ class Batch:
         """
         if self.num_live == len(self.sequences):
             return list(trees)
-        goal, most = max(sequence.length for sequence in self.sequences), self.limits.max_nodes + 1
+        goal, most = max(sequence.length for sequence in self.sequences), self.max_nodes + 1
         if self.target.lockstep:
             rows = zip(self.sequences, trees, strict=True)
-            reach = [len(one.text) + max(tree.depths) + 1 for one, tree in rows if not one.finished]
+            reach = [len(sequence.text) + max(tree.depths) + 1 for sequence, tree in rows if not sequence.finished]
             goal, most = max(reach, default=goal), max(reach, default=goal)
-        found = list(trees)
+        padded = list(trees)
         for place, sequence in enumerate(self.sequences):
             if sequence.finished:
                 count = max(min(goal - len(sequence.text), most), 0)
-                sequence.padding = [self.limits.pad_token_id] * count
-                found[place] = DraftTree.chain(sequence.text.tokens[-1], sequence.padding[:-1])
-        return found
+                sequence.padding = [self.pad_token_id] * count
+                padded[place] = DraftTree.chain(sequence.text.tokens[-1], sequence.padding[:-1])
+        return padded
 
     def without_drafts(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
         """Trees of a step whose sequences compute the next token alone; those that have ended keep their padding."""
         rows = zip(self.sequences, trees, strict=True)
-        return [tree if one.finished else DraftTree.chain(tree.tokens[0]) for one, tree in rows]
+        return [tree if sequence.finished else DraftTree.chain(tree.tokens[0]) for sequence, tree in rows]
 
     def admit(self, other: "Batch", place: int | None) -> None:
         """Take over the one sequence of `other`, whose prompt is read, in `place` or after the last."""
         self.target.admit(other.target, place)
         if self.draft_runner is not None and other.draft_runner is not None:
             self.draft_runner.admit(other.draft_runner, place)
-        self.limits = replace(self.limits, max_nodes=max(self.limits.max_nodes, other.limits.max_nodes))
+        self.max_nodes = max(self.max_nodes, other.max_nodes)
         at = len(self.sequences) if place is None else place
         self.sequences[at : at + 1] = other.sequences
 
@@ -128,8 +118,10 @@ class Batch:
     @property
     def compiled(self) -> list[CompiledForward]:
         """Compiled forwards of the target and of the draft model."""
-        found = [self.target.compiled, None if self.draft_runner is None else self.draft_runner.compiled]
-        return [forward for place, forward in enumerate(found) if forward is not None and forward not in found[:place]]
+        forwards = [self.target.compiled, None if self.draft_runner is None else self.draft_runner.compiled]
+        return [
+            forward for place, forward in enumerate(forwards) if forward is not None and forward not in forwards[:place]
+        ]
 
     @property
     def compile_seconds(self) -> float:
@@ -143,7 +135,7 @@ class Batch:
 
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
-        most, positions, room = self.limits.max_nodes, self.limits.max_positions, self.target.draft_room
+        most, positions, room = self.max_nodes, self.max_positions, self.target.draft_room
         if room is not None:
             most = min(most, room)
         return most if positions is None else min(most, positions - 1 - self.target.position)
@@ -161,7 +153,7 @@ class Batch:
 
     def fits(self, extra: ExtraTokens) -> bool:
         """Returns whether the model has positions and embeddings for all extra tokens."""
-        positions, vocab_size = self.limits.max_positions, self.limits.vocab_size
+        positions, vocab_size = self.max_positions, self.vocab_size
         deepest, largest = max(extra.depths, default=0), max(extra.tokens, default=0)
         room = self.target.draft_room
         if room is not None and deepest > room:

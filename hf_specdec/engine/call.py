@@ -92,9 +92,9 @@ class Call:
         """True if no streamer, processor, criterion, observer or drafter of the caller's runs at each token."""
         called = [*self.logits_processor, *self.stopping_criteria, *self.user_callbacks]
         return not any(
-            isinstance(one, PerRow | PrefixConstrainedLogitsProcessor)  # which ask a function of the caller's
-            or not type(one).__module__.startswith(("transformers.", "hf_specdec."))
-            for one in called
+            isinstance(item, PerRow | PrefixConstrainedLogitsProcessor)  # which ask a function of the caller's
+            or not type(item).__module__.startswith(("transformers.", "hf_specdec."))
+            for item in called
         )
 
     def prompt_of(self, row: int) -> list[int]:

@@ -1,7 +1,7 @@
 """The output object of a call with `return_dict_in_generate`: plain generation's class, with the same contents."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -9,7 +9,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from hf_specdec import compat
 from hf_specdec.engine.call import Call
-from hf_specdec.engine.loop import SpecLoop
+from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.hidden_states import Layers
 
 Part = TypeVar("Part")
@@ -26,22 +26,27 @@ def shown_fields(call: Call) -> list[str]:
     return [name for name, setting in SHOWN.items() if config.return_dict_in_generate and getattr(config, setting)]
 
 
-def call_output(call: Call, loop: SpecLoop, ids: torch.Tensor) -> Any:
-    """Output of plain generation's class from the ended `loop`, whose rows are taken apart.
+def call_output(
+    call: Call, sequences: Sequence[SequenceState], prompt_states: Layers, cache: Any, ids: torch.Tensor
+) -> Any:
+    """Output of plain generation's class from the ended `sequences`, which are taken apart.
 
     Args:
+        prompt_states: the hidden states of the prompts' forward, where they are shown.
+        cache: for the caller.
         ids: `(batch, longest)`: all texts, padding after those that have ended before.
     """
-    samplers, count = [sequence.sampler for sequence in loop.sequences], ids.shape[1] - call.input_ids.shape[1]
-    fields: dict[str, Any] = {"sequences": ids, compat.CACHE: loop.batch.target.cache.handed_out}
-    if "scores" in loop.shows:
+    samplers, count = [sequence.sampler for sequence in sequences], ids.shape[1] - call.input_ids.shape[1]
+    fields: dict[str, Any] = {"sequences": ids, compat.CACHE: cache}
+    shows = shown_fields(call)
+    if "scores" in shows:
         fields["scores"] = _joined([sampler.scores or [] for sampler in samplers], count, torch.cat)
-    if "logits" in loop.shows:
+    if "logits" in shows:
         fields["logits"] = _joined([sampler.logits or [] for sampler in samplers], count, torch.cat)
-    if "hidden_states" in loop.shows:
-        of_rows = [sequence.shown_states for sequence in loop.sequences]
+    if "hidden_states" in shows:
+        of_rows = [sequence.shown_states for sequence in sequences]
         joined = _joined(of_rows, count - 1, functools.partial(_by_layer, call))
-        fields["hidden_states"] = (loop.prompt_states, *joined)
+        fields["hidden_states"] = (prompt_states, *joined)
     if not call.model.config.is_encoder_decoder:
         return GenerateDecoderOnlyOutput(**fields)
     if "hidden_states" in fields:

@@ -144,8 +144,8 @@ def drop_drafts(target: PreTrainedModel) -> None:
 def using_method_state(model: PreTrainedModel, method_state: MethodState) -> Iterator[None]:
     """Let the methods keep what they learn in `method_state` for a while, and on the model again afterwards."""
     state = state_of(model)
-    own, state.method_state = state.method_state, method_state
+    before, state.method_state = state.method_state, method_state
     try:
         yield
     finally:
-        state.method_state = own
+        state.method_state = before

@@ -174,21 +174,23 @@ class SequenceState:
 
     def own_nodes(self, tree: DraftTree) -> list[int]:
         """The nodes of a tree that its drafter proposed; the others are forced."""
-        found = enumerate(tree.nodes_in(self.proposed))
-        return [node for node, known in found if known is not None and (not known or known > len(self._run))]
+        nodes = enumerate(tree.nodes_in(self.proposed))
+        return [
+            node for node, proposed in nodes if proposed is not None and (not proposed or proposed > len(self._run))
+        ]
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """Describe where each drafted node came from; empty where the drafter does not say, or no longer knows."""
         if self.sampler.constraint is None:
             return self.drafter.describe(tree)
-        own, count = self.own_nodes(tree), len(self._run)
+        drafted, count = self.own_nodes(tree), len(self._run)
         chances = tree.probabilities or [None] * len(tree)
         nodes = [DraftedNode("grammar", chance) for chance in chances]
-        if len(own) > 1:
-            shown = without_run(tree.with_nodes([*range(count + 1), *own[1:]]), count)
-            if not (told := self.drafter.describe(shown)):
+        if len(drafted) > 1:
+            shown = without_run(tree.with_nodes([*range(count + 1), *drafted[1:]]), count)
+            if not (described_nodes := self.drafter.describe(shown)):
                 return ()
-            for node, described in zip(own[1:], told, strict=True):
+            for node, described in zip(drafted[1:], described_nodes, strict=True):
                 nodes[node] = described
         return tuple(nodes[1:])
 

@@ -42,8 +42,8 @@ def reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str
         return "over a static cache only models of the tree tier are driven"
     if model.config.is_encoder_decoder or not compat.takes_positions(model):
         return "over a static cache only decoders that take position_ids are driven"
-    known = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
-    strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in known]
+    layer_types = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
+    strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in layer_types]
     return f"its static cache holds more than keys and values ({strange[0]})" if strange else None
 
 

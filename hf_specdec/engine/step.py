@@ -89,7 +89,9 @@ class StepRunner:
 
     def run(self, batch: Batch) -> None:
         """One step of all sequences that have not ended."""
-        budget = self.budget if any(one.is_weighed and not one.finished for one in batch.sequences) else None
+        budget = (
+            self.budget if any(sequence.is_weighed and not sequence.finished for sequence in batch.sequences) else None
+        )
         cost = NO_COST if budget is None else _draft_cost(batch, budget)
         began, forwards, num_trials = time.perf_counter(), DraftForwards(), batch.num_trials
         trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
@@ -111,7 +113,9 @@ class StepRunner:
             self._record, sequences, trees, results, num_live, seconds, budget if is_usual else None
         )
         is_observed = self.observer is not None or any(sequence.observer is not None for sequence in sequences)
-        has_ended = any(one.finished and result.tokens for one, result in zip(sequences, results, strict=True))
+        has_ended = any(
+            sequence.finished and result.tokens for sequence, result in zip(sequences, results, strict=True)
+        )
         if is_observed or has_ended or any(sequence.sampler.constraint is not None for sequence in sequences):
             self.finish()
         if is_observed:
@@ -141,7 +145,7 @@ class StepRunner:
         self, batch: Batch, forwards: DraftForwards, budget: Budget | None, cost: DraftCost
     ) -> list[DraftTree]:
         """Get the drafters' trees, cut to what the model can verify and what the texts have room for."""
-        most, is_chain = batch.limits.max_nodes, batch.target.tier == "chain"
+        most, is_chain = batch.max_nodes, batch.target.tier == "chain"
         weighed = most if budget is None else min(most, budget.max_draft)
         depths = batch.depths()
         wanted: list[tuple[BaseDrafter, DraftRequest] | None] = []
@@ -162,8 +166,8 @@ class StepRunner:
             proposed = propose_together(wanted, batch.draft_runner, forwards)
         else:
             proposed = [
-                None if asked is None else sequence.propose(asked[1])
-                for sequence, asked in zip(batch.sequences, wanted, strict=True)
+                None if row is None else sequence.propose(row[1])
+                for sequence, row in zip(batch.sequences, wanted, strict=True)
             ]
         trees = [
             DraftTree.chain(sequence.text.tokens[-1])
@@ -243,8 +247,10 @@ class StepRunner:
             if result.tokens:
                 sequence.stats.record_step(tree.num_draft_tokens, result.num_accepted)
                 if sequence.sampler.constraint is not None:
-                    own = set(sequence.own_nodes(tree))
-                    sequence.stats.record_forced(len(tree) - len(own), sum(node not in own for node in result.path))
+                    drafted = set(sequence.own_nodes(tree))
+                    sequence.stats.record_forced(
+                        len(tree) - len(drafted), sum(node not in drafted for node in result.path)
+                    )
                 if tree.probabilities is not None:
                     sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         if budget is not None:
@@ -290,19 +296,19 @@ def _draft_cost(batch: Batch, budget: Budget) -> DraftCost:
 
 def _worthwhile(batch: Batch, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:
     """The trees without what is not worth its time: by the budget, or by what their drafters ask for."""
-    sequences, found = batch.sequences, list(trees)
-    weighed = [place for place, one in enumerate(sequences) if budget is not None and one.is_weighed]
+    sequences, kept_trees = batch.sequences, list(trees)
+    weighed = [place for place, sequence in enumerate(sequences) if budget is not None and sequence.is_weighed]
     others = [place for place in range(len(trees)) if place not in weighed]
     bounds = [0.0 if sequences[place].finished else sequences[place].drafter.min_probability for place in others]
     kept = at_common_width([trees[place] for place in others], bounds)
     for place, tree in zip(others, kept, strict=True):
-        found[place] = tree
+        kept_trees[place] = tree
     if budget is not None:
         packs = batch.target.takes_packed_rows
         cut = budget.cut([trees[p] for p in weighed], batch.num_live, kept, packs=packs)
         for place, tree in zip(weighed, cut, strict=True):
-            found[place] = tree
-    return found
+            kept_trees[place] = tree
+    return kept_trees
 
 
 def _cut(tree: DraftTree, batch: Batch, depth: int) -> DraftTree:
@@ -311,4 +317,4 @@ def _cut(tree: DraftTree, batch: Batch, depth: int) -> DraftTree:
         tree = tree.chained()
     if tree.extra is not None and not batch.fits(tree.extra):
         tree = tree.with_extra(None)
-    return tree.truncated(max_depth=depth, max_nodes=batch.limits.max_nodes, vocab_size=batch.limits.vocab_size)
+    return tree.truncated(max_depth=depth, max_nodes=batch.max_nodes, vocab_size=batch.vocab_size)

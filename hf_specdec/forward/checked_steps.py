@@ -52,9 +52,9 @@ class CheckedSteps:
             taken: of earlier calls of this function; grows.
             holders: as of `Unguarded.bind`.
         """
-        known = self.kept.get(id(inputs))
-        if known is not None and known[0] is inputs:
-            return known[1](**inputs)
+        kept = self.kept.get(id(inputs))
+        if kept is not None and kept[0] is inputs:
+            return kept[1](**inputs)
         objects: list[int] = []
         form = (shape, _form(inputs, objects))
         alike = (form, tuple(objects))
@@ -62,14 +62,14 @@ class CheckedSteps:
             if isinstance(inputs, KeptArguments):
                 self.kept[id(inputs)] = inputs, self.steps[alike]
             return self.steps[alike](**inputs)
-        found: tuple[Any, torch.Tensor]
+        result: tuple[Any, torch.Tensor]
         direct = taken.get(form)
         if direct is None or (direct.code, alike[1]) not in self.graphs:
             direct = compat.without_guards(step, inputs)
         if direct is not None:
-            found, bound = direct.bind(inputs, holders)
+            result, bound = direct.bind(inputs, holders)
         else:  # torch compiles it again, or runs it in parts that have guards of their own
-            found, bound = step(**inputs), None
+            result, bound = step(**inputs), None
             direct = compat.without_guards(step, inputs)
         self.steps[alike] = bound or direct or step
         if direct is not None:
@@ -77,7 +77,7 @@ class CheckedSteps:
                 taken.clear()
             taken[form] = direct
             self.graphs.add((direct.code, alike[1]))
-        return found
+        return result
 
 
 def checked_steps(fixed: FixedShapes | None) -> CheckedSteps | None:
@@ -94,9 +94,9 @@ def _form(value: Any, objects: list[int]) -> Hashable:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.device
     if isinstance(value, Mapping):
-        return tuple((name, _form(own, objects)) for name, own in value.items())
+        return tuple((name, _form(item, objects)) for name, item in value.items())
     if isinstance(value, (tuple, list)):
-        return tuple(_form(own, objects) for own in value)
+        return tuple(_form(item, objects) for item in value)
     if isinstance(value, (bool, int, float, str, torch.dtype)):
         return type(value), value
     objects.append(id(value))

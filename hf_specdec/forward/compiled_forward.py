@@ -143,25 +143,25 @@ class CompiledForward:
         if self.is_recorded(shape):
             return self._run(shape, inputs, checked)
         num_runs = self.shapes.get(shape, 0)
-        start, known = time.perf_counter(), compat.num_compiled()
+        start, num_before = time.perf_counter(), compat.num_compiled()
         try:
             if not num_runs and self._is_shared(shape):
                 self._kind.mark(inputs)
-            found = self._step_of(shape)(**inputs)
+            result = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
             if compat.forbids_compiling():
                 raise
-            found = self.as_written(inputs)
+            result = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
-            return found
-        num_new = compat.num_compiled() - known
+            return result
+        num_new = compat.num_compiled() - num_before
         self.num_graphs += num_new
         if num_new or not is_host(self.model.device):
             self.seconds += time.perf_counter() - start
         if num_new and not num_runs:
             self._count_missed(shape)
         self.shapes[shape] = num_runs + 1
-        return found
+        return result
 
     def width_for(self, shape: tuple[int, ...], wider: Sequence[int], flat_tokens: int) -> int:
         """The width that a forward runs at: its own, or one of `wider` that takes about the same time.
@@ -243,8 +243,8 @@ class CompiledForward:
     def _count_missed(self, shape: tuple[int, ...]) -> None:
         """A graph was made for a shape: compile widths apart, from here on, where one after another needs its own."""
         function = self._function_of(shape)
-        known = [other for other in self.shapes if other[2:] == shape[2:] and self._function_of(other) == function]
-        self._missed[function] += bool(known)
+        shapes = [other for other in self.shapes if other[2:] == shape[2:] and self._function_of(other) == function]
+        self._missed[function] += bool(shapes)
         if self._missed[function] > MOST_MISSED and self._sharing is None:
             self._sharing = frozenset((*self.shapes, shape))
 

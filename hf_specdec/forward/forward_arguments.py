@@ -19,7 +19,10 @@ class KeptArguments(dict[str, Any]):
 def with_token_types(kwargs: Mapping[str, Any], width: int) -> dict[str, Any]:
     """The arguments with the last token's type for each of `width` tokens."""
     types = {name: kwargs[name] for name in TOKEN_TYPES if kwargs.get(name) is not None}
-    return {**kwargs, **{name: own[..., -1:].expand(*own.shape[:-1], width) for name, own in types.items()}}
+    return {
+        **kwargs,
+        **{name: types_of[..., -1:].expand(*types_of.shape[:-1], width) for name, types_of in types.items()},
+    }
 
 
 def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
@@ -33,15 +36,15 @@ def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str
 
 def tensors_of(kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among a forward's arguments and inside of dictionaries and sequences there, each with its path."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            tensors[name] = value
         elif isinstance(value, list | tuple):
-            found |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
+            tensors |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
         elif isinstance(value, Mapping):
-            found |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
-    return found
+            tensors |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
+    return tensors
 
 
 def rows_of_value(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:

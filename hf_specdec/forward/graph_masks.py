@@ -27,8 +27,8 @@ def with_masks(inputs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(inputs)
     tree = inputs[TREE]
     others = {name: value for name, value in inputs.items() if name != TREE}
-    found = {kind: _mask(tree, block, window) for kind, block, window in tree["kinds"]}
-    return {**others, tree["name"]: found.get(None, found)}
+    masks = {kind: _mask(tree, block, window) for kind, block, window in tree["kinds"]}
+    return {**others, tree["name"]: masks.get(None, masks)}
 
 
 def _mask(tree: Mapping[str, Any], block: int, window: int | None) -> torch.Tensor:

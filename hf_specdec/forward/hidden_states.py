@@ -47,5 +47,5 @@ def check_states(model: PreTrainedModel, states: Sequence[torch.Tensor], layers:
         reads = f"A draft head reads hidden state {max(layers)} of {type(model).__name__}, whose forward gives"
         if not states:
             raise UnsupportedModelError(f"{reads} none. Use a spec_method without a draft head.")
-        known = "0" if len(states) == 1 else f"0 to {len(states) - 1}"
-        raise UnsupportedModelError(f"{reads} {known}. Use a head that reads these, or another spec_method.")
+        shown = "0" if len(states) == 1 else f"0 to {len(states) - 1}"
+        raise UnsupportedModelError(f"{reads} {shown}. Use a head that reads these, or another spec_method.")

@@ -79,8 +79,8 @@ class StepInputs:
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         # A class may still call it otherwise in its forward than transformers does from 5.24 on.
-        given = (name for name, value in self.template.items() if value is self.cache)
-        self.cache_argument = next(given, self.cache_name)
+        names = (name for name, value in self.template.items() if value is self.cache)
+        self.cache_argument = next(names, self.cache_name)
         if self.template.get(self.cache_argument) is not self.cache:  # a model that would compute its cache anew here
             self.template[self.cache_argument] = self.cache
             for key in (self.ids_key, self.positions_key):
@@ -92,9 +92,9 @@ class StepInputs:
         self._reuses_tensors = reuses_tensors
         self._send = Sender(self.device) if reuses_tensors else functools.partial(to_device, device=self.device)
         self.start = num_cached
-        self.own: OwnInputs | None = None  # of one row, as rules say
+        self.foreign: OwnInputs | None = None  # of one row, as rules say
         if compat.has_foreign_inputs(model) and len(texts) == 1 and not self.is_fixed:
-            self.own = OwnInputs(model, model_kwargs, texts[0], num_cached, self.mask_key, self.positions_key)
+            self.foreign = OwnInputs(model, model_kwargs, texts[0], num_cached, self.mask_key, self.positions_key)
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
         is_placed = self.base is not None and not self.asks_model
@@ -109,15 +109,15 @@ class StepInputs:
 
     def over(self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks) -> "StepInputs":
         """The same for another model over another cache that holds the same texts, until the next commit."""
-        own = copy.copy(self)
-        own.model, own.cache, own.attention_cache, own.masks = model, cache, cache, masks
-        own._makes_masks = False  # noqa: SLF001 a copy of its own
-        own.template = {**self.template, self.cache_argument: cache}
-        own.kwargs = {**self.kwargs, self.cache_name: cache}
+        copied = copy.copy(self)
+        copied.model, copied.cache, copied.attention_cache, copied.masks = model, cache, cache, masks
+        copied._makes_masks = False  # noqa: SLF001 a copy of its own
+        copied.template = {**self.template, self.cache_argument: cache}
+        copied.kwargs = {**self.kwargs, self.cache_name: cache}
         for name in ("output_hidden_states", "output_attentions"):
-            own.template.pop(name, None)
-            own.kwargs.pop(name, None)
-        return own
+            copied.template.pop(name, None)
+            copied.kwargs.pop(name, None)
+        return copied
 
     def of(
         self,
@@ -143,8 +143,8 @@ class StepInputs:
             self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
         in_sequence = is_even and not self._always_masks and all(row.is_chain for row in layouts)
-        if self.own is not None and total == 1:
-            return without_prompts(self.own.at(num_cached[0]))
+        if self.foreign is not None and total == 1:
+            return without_prompts(self.foreign.at(num_cached[0]))
         inputs = dict(self.template)
         if self.asks_model and (ahead[0] or total > 1):
             inputs = self._asked(layouts, num_cached[0])
@@ -155,13 +155,13 @@ class StepInputs:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
         of_mask, dtypes = ([], []) if rows is None else self.masks.arrays(rows)
-        found = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
-        inputs.update(zip(keys, found, strict=False))
+        tensors = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
+        inputs.update(zip(keys, tensors, strict=False))
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
         if rows is not None:
-            padding, sent = self._prompt_padding(), found[len(keys) :]
+            padding, sent = self._prompt_padding(), tensors[len(keys) :]
             inputs[self.mask_key] = self.masks.build(rows, self.attention_cache, mask, padding=padding, sent=sent)
             if self.base is None:
                 inputs[self.positions_key] = self._tree_positions(rows)
@@ -172,10 +172,10 @@ class StepInputs:
     @property
     def takes_packed_rows(self) -> bool:
         """Returns whether the forward takes nothing of each row but its ids, its positions and a mask."""
-        known = {self.ids_key, self.positions_key, self.mask_key, *SHORTENED_LOGITS, *compat.OF_PROMPTS}
+        names = {self.ids_key, self.positions_key, self.mask_key, *SHORTENED_LOGITS, *compat.OF_PROMPTS}
         has_positions = compat.takes_positions(self.model) and (self.base is None or self.base.ndim == 2)
         others = self.asks_model or self.is_fixed or self.model.config.is_encoder_decoder
-        return tensors_of(self.template).keys() <= known and has_positions and not others
+        return tensors_of(self.template).keys() <= names and has_positions and not others
 
     def _rows_of(self, layouts: Sequence[TreeLayout]) -> TreeRows:
         starts = self.attention_cache.lengths or [0] * len(layouts)
@@ -234,9 +234,9 @@ class StepInputs:
         """Go on without the 2-D mask of the prompt, which masks nothing."""
         mask = self.template.pop(self.mask_key, None)
         self._knows_padding = False
-        known = (self.ids_key, self.positions_key, self.mask_key)
+        names = (self.ids_key, self.positions_key, self.mask_key)
         others = [name for name, value in self.template.items() if isinstance(value, torch.Tensor)]
-        if (mask is not None and not bool(mask.all())) or not set(others) <= set(known) or self.asks_model:
+        if (mask is not None and not bool(mask.all())) or not set(others) <= set(names) or self.asks_model:
             raise UnsupportedModelError("its forward takes more of each row than ids and positions")
 
     def _positions_of(self, layouts: Sequence[TreeLayout], num_cached: Sequence[int], in_sequence: bool) -> Array:

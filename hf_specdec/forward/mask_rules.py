@@ -32,8 +32,8 @@ def window_of(mask_function: Callable[..., torch.Tensor], window: int | None, de
     query, key = places.view(1, 1, -1, 1), places.view(1, 1, 1, -1)
     nothing = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
     expected = key <= query if window is None else (key <= query) & (key > query - window)
-    found = mask_function(nothing, nothing, query, key)
-    if found.shape != expected.shape or not torch.equal(found, expected):
+    mask = mask_function(nothing, nothing, query, key)
+    if mask.shape != expected.shape or not torch.equal(mask, expected):
         raise ValueError("the mask is neither causal nor that of a window")
     return window
 
@@ -174,8 +174,8 @@ class RuleMasks:
         return self._ends
 
 
-def same_masks(found: Masks, expected: Masks) -> bool:
+def same_masks(masks: Masks, expected: Masks) -> bool:
     """Returns whether they are the same masks, element by element."""
-    return found.keys() == expected.keys() and all(
-        mask.dtype == expected[kind].dtype and torch.equal(mask, expected[kind]) for kind, mask in found.items()
+    return masks.keys() == expected.keys() and all(
+        mask.dtype == expected[kind].dtype and torch.equal(mask, expected[kind]) for kind, mask in masks.items()
     )

@@ -123,7 +123,7 @@ class ModelRunner:
     @property
     def foreign_inputs(self) -> OwnInputs | None:
         """Inputs of code from outside of transformers, of one row after the prompt; `None` elsewhere."""
-        return self.step_inputs().own if self._is_foreign else None
+        return self.step_inputs().foreign if self._is_foreign else None
 
     @property
     def draft_room(self) -> int | None:
@@ -182,11 +182,11 @@ class ModelRunner:
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
-        known = [0] * len(self.rows)
+        skips = [0] * len(self.rows)
         if self.end_drafts is not None:
             self.end_drafts()
         if self.rows.layouts and self.tier == "chain" and len(self.rows) > 1:
-            trees, known = self._rewind(trees)
+            trees, skips = self._rewind(trees)
         if not self.rows.layouts:
             common = 0 if len(self.rows) == 1 or self.cache.keeps_beginnings else min(self.rows.num_uncached)
             if common > MAX_UNCACHED:  # which a batch would compute with each step's drafts
@@ -202,7 +202,7 @@ class ModelRunner:
         starts = [0] * len(places) if self._packed is None else self._packed.starts
         self._places = [
             slice(start + new.start + skipped, start + new.stop)
-            for start, new, skipped in zip(starts, places, known, strict=True)
+            for start, new, skipped in zip(starts, places, skips, strict=True)
         ]
         return [self.outputs.logits[row, new] for row, new in enumerate(self._places)]
 

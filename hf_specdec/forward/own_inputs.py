@@ -78,12 +78,12 @@ class OwnInputs:
         return linear
 
     def _is_linear(self, num_cached: int) -> bool:
-        if (found := self._linear.get(num_cached)) is None:
+        if (is_linear := self._linear.get(num_cached)) is None:
             inputs, step = self.at(num_cached), num_cached - self.start
-            found = self._linear[num_cached] = self._counts_on(inputs, step) and self._sees_all(inputs, step)
-            if not found and self.parts_at is None:
+            is_linear = self._linear[num_cached] = self._counts_on(inputs, step) and self._sees_all(inputs, step)
+            if not is_linear and self.parts_at is None:
                 self.parts_at = num_cached
-        return found
+        return is_linear
 
     def _counts_on(self, inputs: dict[str, Any], step: int) -> bool:
         first, positions = self._first.get(self._positions_key), inputs.get(self._positions_key)

@@ -43,7 +43,7 @@ def keeping_states(model: PreTrainedModel, states: list[torch.Tensor]) -> replac
 
 
 def top_of_prompts(
-    model: PreTrainedModel, states: Sequence[torch.Tensor], last: torch.Tensor, asked: Sequence[AskedRow]
+    model: PreTrainedModel, states: Sequence[torch.Tensor], last: torch.Tensor, wanted: Sequence[AskedRow]
 ) -> list[TopTokens | None]:
     """The likeliest tokens after those asked for, of each row.
 
@@ -55,11 +55,11 @@ def top_of_prompts(
         Those after each token but the last; `None` where nothing was asked for or kept.
     """
     if not states:
-        return [None for _ in asked]
+        return [None for _ in wanted]
     whole = torch.cat(list(states), dim=1)
     return [
         _top_of_row(model, whole[row, -len(tokens) :], last[row], tokens[-whole.shape[1] :], count) if tokens else None
-        for row, (tokens, count) in enumerate(asked)
+        for row, (tokens, count) in enumerate(wanted)
     ]
 
 

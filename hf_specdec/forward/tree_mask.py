@@ -65,8 +65,8 @@ class TreeMasks:
         """
         batch, num_queries, _ = rows.shape
         if self.rules is not None:
-            found = self.rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
-            return found.get(None, found)
+            masks = self.rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
+            return masks.get(None, masks)
         seen: _Seen = []
         config = self._private_config()
         text_config = compat.mask_config(config)
@@ -95,7 +95,7 @@ class TreeMasks:
         if len(sizes) != 1 or sizes != {(next(iter(sizes))[0], 0)}:  # an adopted window has lost its first columns
             return None
         try:
-            windows = {kind: _window_of(one, seen, rows.device) for kind, one in masks.items()}
+            windows = {kind: _window_of(layer_mask, seen, rows.device) for kind, layer_mask in masks.items()}
         except (ValueError, LookupError, RuntimeError):  # what the mask function says of positions is no rule of ours
             return None
         dtype, lowest = self._form(cache)
@@ -142,7 +142,7 @@ def _window_of(mask: Any, seen: _Seen, device: torch.device) -> int | None:
 def _added(mask: Any, dtype: torch.dtype, lowest: float) -> Any:
     """Masks of booleans as masks that are added to the scores, where `dtype` is not theirs."""
     if isinstance(mask, dict):
-        return {kind: _added(one, dtype, lowest) for kind, one in mask.items()}
+        return {kind: _added(layer_mask, dtype, lowest) for kind, layer_mask in mask.items()}
     is_bool = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and dtype != torch.bool
     return additive(mask, dtype, lowest) if is_bool else mask
 
@@ -194,11 +194,11 @@ def _general_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) ->
         start = starts[batch]
         asking = query - q_offset
         column = key - start
-        known = column.clamp(0, num_columns - 1)
+        place = column.clamp(0, num_columns - 1)
         is_new = column >= 0
         query_position = start + rows.depths[batch, asking + num_columns - num_queries]
-        key_position = torch.where(is_new, start + rows.depths[batch, known], key)
-        related = rows.visible[batch, asking, known] & (column < num_columns)
+        key_position = torch.where(is_new, start + rows.depths[batch, place], key)
+        related = rows.visible[batch, asking, place] & (column < num_columns)
         return mask_function(batch, head, query_position, key_position) & (related | ~is_new)
 
     return visible

@@ -32,12 +32,12 @@ def what_it_reads(function: FunctionType) -> frozenset[str] | None:
     sinks = random(4) if "sinks" in code.co_names else None
     read = {"softcap": cap, "position_bias": bias, "sinks": sinks}
     module = SimpleNamespace(num_key_value_groups=1, training=False, sinks=sinks)
-    given: dict[str, Any] = {name: read[name] for name in EXTRAS & named}
+    kwargs: dict[str, Any] = {name: read[name] for name in EXTRAS & named}
     try:
-        found = function(module, query, key, value, mask, scaling=0.5, dropout=0.0, **given)[0]
+        attended = function(module, query, key, value, mask, scaling=0.5, dropout=0.0, **kwargs)[0]
     except AttributeError:  # it reads more of a module
         return None
-    own = CoreAttention(query, key, value, mask, 0.5, is_causal=False, bias=bias, cap=cap, sinks=sinks)
-    if not (own.fits and torch.allclose(found, own(), atol=1e-4)):
+    by_core = CoreAttention(query, key, value, mask, 0.5, is_causal=False, bias=bias, cap=cap, sinks=sinks)
+    if not (by_core.fits and torch.allclose(attended, by_core(), atol=1e-4)):
         return None
     return frozenset(name for name, value in read.items() if value is not None)

@@ -144,13 +144,15 @@ class _Attention:
         if torch.compiler.is_compiling() or not (here.attends and here.has_core):
             return torchs()
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        own: CausalAttention | CoreAttention | None = None
+        by_core: CausalAttention | CoreAttention | None = None
         reads_prompt = attention_mask is None and causal and query.shape[2] > 1 and query.dtype in cpu.HALVES
         if is_known and reads_prompt and bias is None and packed is None:
-            own = CausalAttention(query, key, value, scaling)
+            by_core = CausalAttention(query, key, value, scaling)
         elif is_known:
-            own = CoreAttention(query, key, value, attention_mask, scaling, is_causal=causal, bias=bias, packed=packed)
-        return _faster(module, own, torchs)
+            by_core = CoreAttention(
+                query, key, value, attention_mask, scaling, is_causal=causal, bias=bias, packed=packed
+            )
+        return _faster(module, by_core, torchs)
 
 
 class _EagerAttention:
@@ -180,35 +182,35 @@ class _EagerAttention:
             return models()
         bias, cap = (kwargs.get(name) if name in self.reads else None for name in ("position_bias", "softcap"))
         sinks = module.sinks if "sinks" in self.reads else None
-        scaling, own = kwargs.get("scaling"), None
+        scaling, by_core = kwargs.get("scaling"), None
         is_known = not (args or scaling is None or (bias is not None and query.dtype not in cpu.HALVES))
         if is_known and not (kwargs.get("dropout") or kwargs.get("output_attentions") or shows_attentions(module)):
-            own = CoreAttention(
+            by_core = CoreAttention(
                 query, key, value, attention_mask, scaling, is_causal=False, bias=bias, cap=cap, sinks=sinks
             )
-        return _faster(module, own, models)
+        return _faster(module, by_core, models)
 
 
 def _faster(
-    module: torch.nn.Module, own: CausalAttention | CoreAttention | None, torchs: Callable[[], Result]
+    module: torch.nn.Module, by_core: CausalAttention | CoreAttention | None, torchs: Callable[[], Result]
 ) -> Result:
     """A module's attention by the core where that can compute it, in fp32 where it is faster; counted."""
-    fits = own is not None and own.fits
+    fits = by_core is not None and by_core.fits
     if (counting := here.counting) is not None:
         if fits:
             counting.by_core += 1
         else:
             counting.by_torch.add(type(module).__name__)
-    if own is None or not fits:
+    if by_core is None or not fits:
         return torchs()
     if (open_recorder := recorder()) is not None:
         with open_recorder.paused():
-            attended = own()
-        own.note(open_recorder, attended)
+            attended = by_core()
+        by_core.note(open_recorder, attended)
         return attended, None
-    if (trial := own.trial) is None:
-        return own(), None
-    return trial(lambda: (own(), None), torchs, own.work)
+    if (trial := by_core.trial) is None:
+        return by_core(), None
+    return trial(lambda: (by_core(), None), torchs, by_core.work)
 
 
 def _put_eager(file: dict[str, Any]) -> None:

@@ -69,11 +69,13 @@ class FewTokenLayers:
     @property
     def of_prompts(self) -> "FewTokenLayers":
         """The same block for prompts: without the products that torch computes faster there."""
-        own = copy.copy(self)
-        own._block = None  # noqa: SLF001 a copy of its own
+        block = copy.copy(self)
+        block._block = None  # noqa: SLF001 a copy of its own
         if not self.reads_prompts:
-            own.forwards = [one for one in self.forwards if isinstance(one, NormForward | ActivationForward)]
-        return own
+            block.forwards = [
+                forward for forward in self.forwards if isinstance(forward, NormForward | ActivationForward)
+            ]
+        return block
 
     @property
     def least_piece(self) -> int:
@@ -88,7 +90,8 @@ class FewTokenLayers:
         layers = [forward for forward in self.forwards if isinstance(forward, LinearForward)]
         threads = torch.get_num_threads()
         is_alike = all(
-            not one.is_transposed and torch_rounds_alike(one.num_out, one.num_in, one.dtype, threads) for one in layers
+            not layer.is_transposed and torch_rounds_alike(layer.num_out, layer.num_in, layer.dtype, threads)
+            for layer in layers
         )
         return PIECE if is_alike else 0
 
@@ -112,7 +115,7 @@ class FewTokenLayers:
 
 def _forward_for(module: torch.nn.Module, kinds: tuple[Any, ...]) -> OwnForward | None:
     """Replacement forward of a layer that the core can compute and that has none of its own; else `None`."""
-    own = vars(module).get("forward")
-    if own is not None and not isinstance(own, OwnForward):
+    forward = vars(module).get("forward")
+    if forward is not None and not isinstance(forward, OwnForward):
         return None
     return next((kind(module) for kind in kinds if kind.can_replace(module)), None)

@@ -98,10 +98,10 @@ def _by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **
         return function(numbers, **kwargs)
     flat = functional.pad(numbers.reshape(-1), (0, -count % VECTORS))
     if is_serial:
-        found = function(flat, **kwargs)
+        result = function(flat, **kwargs)
     else:
-        found = torch.cat([function(piece, **kwargs) for piece in torch.split(flat, SERIAL)])
-    return found[:count].view(numbers.shape)
+        result = torch.cat([function(piece, **kwargs) for piece in torch.split(flat, SERIAL)])
+    return result[:count].view(numbers.shape)
 
 
 def _linear(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -162,12 +162,12 @@ def _attention(
     scale: float | None = None,
     **_: Any,
 ) -> torch.Tensor | None:
-    own = CoreAttention(query, key, value, attn_mask, scale, is_causal=is_causal)
-    if dropout_p or not own.fits or query.dtype not in cpu.HALVES:
+    attention = CoreAttention(query, key, value, attn_mask, scale, is_causal=is_causal)
+    if dropout_p or not attention.fits or query.dtype not in cpu.HALVES:
         return None
     if here.counting is not None:
         here.counting.by_core += 1
-    return own().transpose(1, 2)
+    return attention().transpose(1, 2)
 
 
 def _function(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor | None]:
@@ -193,8 +193,8 @@ class _Products(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         by_core = BY_CORE.get(func)
-        found = None if by_core is None else by_core(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {})) if found is None else found
+        result = None if by_core is None else by_core(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
 _mode = _Products()
@@ -211,7 +211,7 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0].strip("_")
-        one = args[0] if name in PRODUCTS else None
-        if name in PRODUCTS and not (isinstance(one, torch.Tensor) and (one.shape[-1] == 1 or not one.numel())):
+        first = args[0] if name in PRODUCTS else None
+        if name in PRODUCTS and not (isinstance(first, torch.Tensor) and (first.shape[-1] == 1 or not first.numel())):
             self._seen.add(name)  # where something is added
         return func(*args, **(kwargs or {}))

@@ -19,8 +19,8 @@ import hf_specdec
 from hf_specdec.forward import prompt_logits
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.methods.auto.recycled_logits import key_of
 from hf_specdec.methods.common.node_logits import Array
+from tests.native.recycled import get, key_of
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 PROMPTS = [[5, 9, 9, 3, 40, 7], [0, 0, 0, 8, 2, 61]]  # the second padded
@@ -99,5 +99,5 @@ def test_what_a_prompt_tells_is_found_under_its_tokens() -> None:
     drafter.begin([5, 6, 7, 8])
     drafter.learn_prompt(np.array([[1, 2], [3, 4]]), np.log([[0.5, 0.2], [0.6, 0.1]]).astype(np.float32))
     recycled = drafter.memory.recycled
-    entries = [recycled.get(key_of(key)) for key in ([5], [6], [5, 6], [7], [5, 6, 7], [8])]
+    entries = [get(recycled, key_of(key)) for key in ([5], [6], [5, 6], [7], [5, 6, 7], [8])]
     assert [entry and entry[0] for entry in entries] == [None, [1, 2], [1, 2], [3, 4], [3, 4], None]

@@ -32,11 +32,11 @@ from hf_specdec.common.transfer import HOST
 from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.decode import queued_sequence_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import of_prompt
 from hf_specdec.engine.sampling.random_streams import OwnDraws
 from hf_specdec.engine.shared_processes import steps_of
-from hf_specdec.engine.speculative import queued_sequence_of
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 

@@ -20,16 +20,16 @@ from hf_specdec.forward.forward_arguments import tensors_of
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
 
 
-def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
+def one_by_one(wrapper: Any, facts: Facts, request: Request) -> str | None:
     """Reason to decode prompts of different lengths one by one; `None` where they can share a batch.
 
     Args:
         given: the model, perhaps in a wrapper.
     """
     model = facts.model
-    if compat.adds_virtual_tokens(given):
+    if compat.adds_virtual_tokens(wrapper):
         return "PEFT's wrapper puts virtual tokens before each prompt"
-    if compat.finds_invocations(given):
+    if compat.finds_invocations(wrapper):
         return "PEFT's wrapper looks in each prompt for its adapter's alora_invocation_tokens"
     if compat.has_own_loop(model):
         return OWN_LOOP
@@ -41,7 +41,7 @@ def one_by_one(given: Any, facts: Facts, request: Request) -> str | None:
         return "its class prepares the inputs of each forward itself"
     if (reason := foreign_code(facts, request)) is not None:
         return reason
-    return facts.found.capability.reason if facts.tier != "tree" else facts.batch_reason()
+    return facts.probed.capability.reason if facts.tier != "tree" else facts.batch_reason()
 
 
 def alone(facts: Facts, request: Request) -> str | None:

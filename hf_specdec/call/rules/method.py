@@ -54,7 +54,7 @@ def chains_only(facts: Facts, request: Request) -> None:
     others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
     raise UnsupportedModelError(
         f"spec_method={request.name!r} needs a model that verifies trees; {type(facts.model).__name__} takes chains "
-        f"only: {facts.found.capability.reason}. Methods that work with it: {others}."
+        f"only: {facts.probed.capability.reason}. Methods that work with it: {others}."
     )
 
 
@@ -82,7 +82,7 @@ def first_layers(facts: Facts, request: Request) -> None:
     if isinstance(call.cache, compat.DynamicCache) and not SpecCache.takes(call.cache):
         rule = f"must be unset with this {type(call.cache).__name__}, which may hold more than keys and values"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
-    if (refusal := facts.found.exit_reason(model, layers)) is not None:
+    if (refusal := facts.probed.exit_reason(model, layers)) is not None:
         rule = f"must be unset for {name}: after {counted(layers, 'layer')}, {refusal}"
         raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
 
@@ -102,11 +102,11 @@ def unread_prompt(facts: Facts, request: Request) -> str | None:
 
 def network(facts: Facts, request: Request) -> None:
     """Refuse a draft model or head that does not go with the target, and a prompt without text that it could read."""
-    if (found := facts.network(request)) is None:
+    if (drafts := facts.network(request)) is None:
         return
-    kind = "head" if isinstance(found, DraftHead) else "model"
-    if isinstance(found, DraftHead):
-        check_head(facts.model, found)
+    kind = "head" if isinstance(drafts, DraftHead) else "model"
+    if isinstance(drafts, DraftHead):
+        check_head(facts.model, drafts)
     else:
         facts.draft(request)
     if facts.call.input_ids.shape[1] == 0:

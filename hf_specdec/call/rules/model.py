@@ -20,4 +20,4 @@ def foreign_code(facts: Facts, request: Request) -> str | None:
 
 def one_token_a_forward(facts: Facts, request: Request) -> str | None:
     """The probe found no forward of several tokens right."""
-    return facts.found.capability.reason if facts.tier == "plain" else None
+    return facts.probed.capability.reason if facts.tier == "plain" else None

@@ -27,8 +27,8 @@ def check_settings(settings: Settings) -> None:
     """
 
     def refuse(name: str, rule: str, instead: object) -> None:
-        given = f"A generation configuration sets it: pass {name}={instead!r}, or change it there."
-        remedy = LEAVE_OUT if name in settings.arguments else f"{given} Or pass spec_method=None."
+        configured = f"A generation configuration sets it: pass {name}={instead!r}, or change it there."
+        remedy = LEAVE_OUT if name in settings.arguments else f"{configured} Or pass spec_method=None."
         raise ConfigError(name, f"must be {rule}", settings(name), remedy)
 
     for name in LENGTHS:
@@ -63,10 +63,10 @@ def assisted_arguments(facts: Facts, request: Request) -> None:
 
 def streamer(facts: Facts, request: Request) -> None:
     """Refuse a streamer that is none."""
-    given = request.settings.arguments.get("streamer")
-    if given is not None and not all(callable(getattr(given, name, None)) for name in ("put", "end")):
+    streamer = request.settings.arguments.get("streamer")
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
         remedy = "Pass a transformers streamer, such as TextStreamer(tokenizer)."
-        raise ConfigError("streamer", "must have the methods put and end", type(given).__name__, remedy)
+        raise ConfigError("streamer", "must have the methods put and end", type(streamer).__name__, remedy)
 
 
 def custom_generate(facts: Facts, request: Request) -> None:

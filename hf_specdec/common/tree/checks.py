@@ -31,8 +31,8 @@ def children_of(tokens: Sequence[int], parents: Sequence[int], depths: Sequence[
     _check(depths[0] == 0, "depths", "must begin with 0, for the root", depths)
     for node in range(1, len(tokens)):
         parent, token = parents[node], tokens[node]
-        known = isinstance(parent, int | np.integer) and 0 <= parent < node
-        _check(known, f"parents[{node}]", f"must be a node before it, 0 to {node - 1}", parent)
+        is_before = isinstance(parent, int | np.integer) and 0 <= parent < node
+        _check(is_before, f"parents[{node}]", f"must be a node before it, 0 to {node - 1}", parent)
         deeper = depths[parent] + 1
         _check(depths[node] == deeper, f"depths[{node}]", f"must be {deeper}, one more than its parent's", depths[node])
         try:
@@ -62,7 +62,7 @@ def no_child(parent: object, token: object, num_nodes: int) -> ConfigError:
 def check_probabilities(probabilities: Sequence[float], num_nodes: int) -> None:
     """Raise `ConfigError` where there are more or fewer than nodes, or one is no probability."""
     try:
-        fits = len(probabilities) == num_nodes and all(0.0 <= one <= 1.0 for one in probabilities)
+        fits = len(probabilities) == num_nodes and all(0.0 <= probability <= 1.0 for probability in probabilities)
     except (TypeError, ValueError, RuntimeError):  # no sequence, or not of numbers
         fits = False
     if not fits:
@@ -86,9 +86,9 @@ def check_distributions(drafted_from: Mapping[int, torch.Tensor], children: Sequ
             raise ConfigError("drafted_from", rule, node, "Name the node that the tokens were drafted below.")
         name = f"drafted_from[{node}]"
         if not isinstance(row, torch.Tensor) or row.ndim != 1 or not row.is_floating_point():
-            given = f"{row.dtype} of shape {tuple(row.shape)}" if isinstance(row, torch.Tensor) else row
+            shown = f"{row.dtype} of shape {tuple(row.shape)}" if isinstance(row, torch.Tensor) else row
             rule = "must be a tensor of one dimension and a floating dtype"
-            raise ConfigError(name, rule, given, "Write logits[row].softmax(dim=-1).")
+            raise ConfigError(name, rule, shown, "Write logits[row].softmax(dim=-1).")
         width = len(row) if width is None else width
         if len(row) != width or len(row) <= max(children[node], default=0):
             rule = "must have a probability for each token of the vocabulary, as those of the other nodes"
@@ -99,5 +99,5 @@ def check_distributions(drafted_from: Mapping[int, torch.Tensor], children: Sequ
 def _check_numbers(name: str, row: torch.Tensor) -> None:
     least, total = torch.stack([row.min().float(), row.sum(dtype=torch.float32)]).tolist()
     if not (least >= 0.0 and abs(total - 1.0) <= SUM_TOLERANCE):
-        given = f"from {least:.3g} on, with the sum {total:.3g}"
-        raise ConfigError(name, "must hold numbers from 0.0 on with the sum 1.0", given, "Write row.softmax(dim=-1).")
+        shown = f"from {least:.3g} on, with the sum {total:.3g}"
+        raise ConfigError(name, "must hold numbers from 0.0 on with the sum 1.0", shown, "Write row.softmax(dim=-1).")

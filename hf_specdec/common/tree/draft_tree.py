@@ -186,11 +186,11 @@ class DraftTree:
 
     def nodes_in(self, other: "DraftTree") -> list[int | None]:
         """For each node, the node of `other` with the same tokens from the root on; `None` where there is none."""
-        found: list[int | None] = [0]
+        nodes: list[int | None] = [0]
         for node in range(1, len(self.tokens)):
-            above = found[self.parents[node]]
-            found.append(None if above is None else other.child(above, self.tokens[node]))
-        return found
+            above = nodes[self.parents[node]]
+            nodes.append(None if above is None else other.child(above, self.tokens[node]))
+        return nodes
 
     def first_branch(self) -> list[int]:
         """Tokens of the branch that takes the first child of every node, the root left out."""
@@ -235,8 +235,8 @@ class DraftTree:
             if max_nodes is not None and len(kept) > max_nodes:
                 break
             fits = max_depth is None or self.depths[node] <= max_depth
-            known = vocab_size is None or self.tokens[node] < vocab_size
-            if keeps[self.parents[node]] and fits and known:
+            is_token = vocab_size is None or self.tokens[node] < vocab_size
+            if keeps[self.parents[node]] and fits and is_token:
                 keeps[node] = True
                 kept.append(node)
         return self.with_nodes(kept)

@@ -35,9 +35,9 @@ class ExtraTokens:
         seen, shape = self.visible, (len(self.tokens), 1 + len(self.tokens))
         is_tensor = isinstance(seen, torch.Tensor)
         if not is_tensor or (seen.shape, seen.dtype, seen.device.type) != (shape, torch.bool, "cpu"):
-            given = f"{seen.dtype} of shape {tuple(seen.shape)} on {seen.device}" if is_tensor else seen
+            shown = f"{seen.dtype} of shape {tuple(seen.shape)} on {seen.device}" if is_tensor else seen
             remedy = "Its first column is the root's, the others are those of the extra tokens."
-            raise ConfigError("extra.visible", f"must be a bool tensor of shape {shape} on the CPU", given, remedy)
+            raise ConfigError("extra.visible", f"must be a bool tensor of shape {shape} on the CPU", shown, remedy)
 
     def __len__(self) -> int:
         """Number of tokens E."""

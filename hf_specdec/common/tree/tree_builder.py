@@ -33,11 +33,11 @@ class TreeBuilder:
             ConfigError: there is no such node, or `token` is no number.
         """
         try:
-            known = self._children[parent if parent >= 0 else len(self)].get(token)
+            child = self._children[parent if parent >= 0 else len(self)].get(token)
         except (IndexError, TypeError) as error:
             raise no_child(parent, token, len(self)) from error
-        if known is not None:
-            return known
+        if child is not None:
+            return child
         node = len(self._tokens)
         self._tokens.append(token)
         self._parents.append(parent)

@@ -98,8 +98,8 @@ class Found:
                 except ProbeFailed as error:
                     _raise_if_shared(error, rank_sync)
                     return failed(error)
-            found: Finding = self._results[key]
-            return found
+            result: Finding = self._results[key]
+            return result
 
 
 class Findings:
@@ -130,18 +130,18 @@ class Findings:
                 return self._known[key]
             try:
                 with counted() as attended:
-                    found = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)), attended)
+                    results = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)), attended)
             except ProbeFailed as error:
                 _raise_if_shared(error, rank_sync)
                 return Found(untried(model, error))
-            self._keep(key, found)
-            return found
+            self._keep(key, results)
+            return results
 
-    def _keep(self, key: Fingerprint, found: Found) -> None:
+    def _keep(self, key: Fingerprint, results: Found) -> None:
         self._known.pop(key, None)
         while len(self._known) >= MOST_KEPT:
             del self._known[next(iter(self._known))]
-        self._known[key] = found
+        self._known[key] = results
 
     def __reduce__(self) -> tuple[type["Findings"], tuple[()]]:
         return Findings, ()

@@ -112,12 +112,12 @@ def rounds_alike(model: PreTrainedModel) -> bool:
     def logits_of(*trees: DraftTree, nodes: list[int]) -> torch.Tensor:
         target, text = runner_of(model, {}, prompt, "tree")
         target.prefill()
-        found = []
+        rows = []
         for tree in trees:
             text.append(tree.tokens[0])
-            found.append(target.forward([tree])[0][nodes])
+            rows.append(target.forward([tree])[0][nodes])
             target.commit([[0]])
-        return torch.cat(found)
+        return torch.cat(rows)
 
     builder = TreeBuilder(t[0])
     wrong, right = builder.add(0, t[3]), builder.add(0, t[1])
@@ -191,9 +191,9 @@ class _Sample:
 
     def compare_modules(self) -> None:
         """Check states that modules keep next to the cache, of fixed shape, where the last token read is the text's."""
-        found = [tensor for _, _, tensor in module_tensors(self.model)]
-        pairs = [pair for pair in zip(found, self.wanted.kept, strict=False) if pair[0].shape == pair[1].shape]
-        self.tolerance.check_states([own for own, _ in pairs], [wanted for _, wanted in pairs], kept_by="modules")
+        tensors = [tensor for _, _, tensor in module_tensors(self.model)]
+        pairs = [pair for pair in zip(tensors, self.wanted.kept, strict=False) if pair[0].shape == pair[1].shape]
+        self.tolerance.check_states([tensor for tensor, _ in pairs], [wanted for _, wanted in pairs], kept_by="modules")
 
 
 def _try_tree(sample: _Sample) -> float:
@@ -237,8 +237,8 @@ def known_text(
     def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:
         return reference(model, arguments(model, first, encoder_kwargs), first, rest)
 
-    known = read(ids[:, : len(prompt)], ids[:, len(prompt) :])
-    return known, tolerance_of(model, known, lambda whole: read(whole, whole[:, :0]))
+    text = read(ids[:, : len(prompt)], ids[:, len(prompt) :])
+    return text, tolerance_of(model, text, lambda whole: read(whole, whole[:, :0]))
 
 
 def runner_of(

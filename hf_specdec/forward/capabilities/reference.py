@@ -57,9 +57,9 @@ def reference(model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tens
             outputs = model(**inputs, return_dict=True)
         logits.append(outputs.logits[:, -1].float())
         kwargs = compat.updated_kwargs(model, outputs, kwargs)
-    found = torch.stack(logits, dim=1) if logits else outputs.logits[:, -1:].float()
+    all_logits = torch.stack(logits, dim=1) if logits else outputs.logits[:, -1:].float()
     kept = [tensor.clone() for _, _, tensor in module_tensors(model)]
-    return Reference(prompt, coming, found, kwargs.get(compat.cache_name(kwargs)), kept, outputs)
+    return Reference(prompt, coming, all_logits, kwargs.get(compat.cache_name(kwargs)), kept, outputs)
 
 
 def module_tensors(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
@@ -97,8 +97,8 @@ def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int
     """A prompt that repeats itself and eight more tokens, spread over the vocabulary, no two neighbours alike."""
     vocab_size: int = compat.text_config(model.config).vocab_size
     step = max(vocab_size // 19, 1)
-    known = [(7 + attempt + step * i) % vocab_size for i in range(PERIOD + NUM_COMING)]
-    return [known[i % PERIOD] for i in range(_prompt_length(model))], known[PERIOD:]
+    tokens = [(7 + attempt + step * i) % vocab_size for i in range(PERIOD + NUM_COMING)]
+    return [tokens[i % PERIOD] for i in range(_prompt_length(model))], tokens[PERIOD:]
 
 
 def _prompt_length(model: PreTrainedModel) -> int:
@@ -109,12 +109,12 @@ def _prompt_length(model: PreTrainedModel) -> int:
 
 def _own_windows(model: PreTrainedModel) -> list[int]:
     """Sizes in the configuration that may be windows unseen by transformers' mask functions."""
-    known = MASKED_WINDOWS if compat.attends_only(model) else ()
+    masked = MASKED_WINDOWS if compat.attends_only(model) else ()
     return [
         value
         for name, value in vars(compat.text_config(model.config)).items()
         if isinstance(value, int)
         and any(word in name for word in OWN_WINDOWS)
-        and name not in known
+        and name not in masked
         and value <= LONGEST_PROMPT
     ]

@@ -49,20 +49,20 @@ class Tolerance:
             raise Mismatch(f"logits differ by {error:.1g} of the largest")
         return error
 
-    def check_states(self, found: Any, wanted: Any, *, kept_by: str = "the cache") -> None:
+    def check_states(self, cache: Any, wanted: Any, *, kept_by: str = "the cache") -> None:
         """Raise where rounding cannot explain how the tensors in two caches, or lists, of the same text differ.
 
         Raises:
             Mismatch: tensors differ, or are of other shapes.
         """
-        errors = _state_errors(found, wanted)
+        errors = _state_errors(cache, wanted)
         allowed = self.states if len(errors) == len(self.states) else (self.other_states,) * len(errors)
         for error, most in zip(errors, allowed, strict=True):
             if not error <= most:
                 raise Mismatch(f"states in {kept_by} differ by {error:.1g} of their norm")
 
 
-def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch.Tensor], Reference]) -> Tolerance:
+def tolerance_of(model: PreTrainedModel, reference: Reference, read: Callable[[torch.Tensor], Reference]) -> Tolerance:
     """In half precision a multiple of what another split of the text does to logits and to each state, by two forwards.
 
     It stays below what another prompt does to the logits, lest a forward that forgets the prompt pass for exact.
@@ -73,15 +73,15 @@ def tolerance_of(model: PreTrainedModel, known: Reference, read: Callable[[torch
     """
     if _rounds_exactly(model):
         return Tolerance()
-    prompt, coming = known.prompt, known.coming
+    prompt, coming = reference.prompt, reference.coming
     at_once = read(torch.cat([prompt, coming], dim=1))
     other = torch.cat([coming[:, -1:].expand(-1, prompt.shape[1] - RECENT), prompt[:, -RECENT:], coming[:, :1]], dim=1)
-    influence = _logit_error(read(other).logits, known.logits[:, :1])
+    influence = _logit_error(read(other).logits, reference.logits[:, :1])
     rounding = max(torch.finfo(model.dtype).eps, TF32)
     least = max(2 * rounding, LEAST_INEXACT)
     of_logits = min(least, max(influence / NOISE_FACTOR, rounding / 2))
-    noise = _logit_error(at_once.logits, known.logits[:, -1:])
-    of_states = [max(NOISE_FACTOR * error, rounding / 2) for error in _state_errors(at_once.cache, known.cache)]
+    noise = _logit_error(at_once.logits, reference.logits[:, -1:])
+    of_states = [max(NOISE_FACTOR * error, rounding / 2) for error in _state_errors(at_once.cache, reference.cache)]
     return Tolerance(
         min(max(NOISE_FACTOR * noise, of_logits), MOST_INEXACT),
         tuple(min(most, MOST_INEXACT) for most in of_states),
@@ -106,10 +106,10 @@ def _logit_error(rows: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def _state_errors(cache: Any, wanted: Any) -> list[float]:
     """Norm of the difference of each two tensors over the norm of the one that is wanted."""
-    own, others = list(contents(cache)), list(contents(wanted))
-    if [tensor.shape for tensor in own] != [tensor.shape for tensor in others]:
+    tensors, others = list(contents(cache)), list(contents(wanted))
+    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in others]:
         return [math.inf]
     return [
         float((state.float() - other.float()).norm() / other.float().norm().clamp(min=SMALLEST))
-        for state, other in zip(own, others, strict=True)
+        for state, other in zip(tensors, others, strict=True)
     ]

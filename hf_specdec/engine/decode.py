@@ -3,7 +3,8 @@
 Decides nothing, and knows no method by name.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +15,19 @@ from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.batch import Batch, Limits
+from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.call_output import call_output, shown_fields
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.cost.cost_model import StepCosts
-from hf_specdec.engine.loop import SpecLoop
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
 from hf_specdec.engine.shared_processes import sampler_of, steps_of, stop_check_of
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
+from hf_specdec.engine.step import StepRunner
+from hf_specdec.forward.hidden_states import Layers, part_of_node, states_of
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.networks.drafting import used_by
 from hf_specdec.forward.networks.exit_runner import ExitRunner
@@ -34,6 +36,84 @@ from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter
 
 MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]
+
+
+class _Loop:
+    """Decodes all sequences of a batch to their ends.
+
+    Args:
+        steps: takes the batch one step further.
+        streamer: a transformers streamer that has seen the prompt already; for one sequence.
+        shows: fields of the output that hold something of each token: `scores`, `logits` and `hidden_states`. With any
+            of them the rows stay in the batch, and those that end go on with padding, as in plain generation.
+
+    Attributes:
+        sequences: all of them, those that have left the batch too.
+        prompt_states: the hidden states that are shown, from the prompts' forward, all rows together.
+    """
+
+    def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
+        self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
+        self.rank_sync, self._steps = steps.rank_sync, steps
+        self.prompt_states: Layers = None
+        self._keeps_states = False
+        if streamer is not None:
+            self._show_tokens()
+
+    def run(self) -> None:
+        """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""
+        target = self.batch.target
+        try:
+            self._steps.begin(self.batch)
+            if "hidden_states" in self.shows:
+                self.prompt_states, self._keeps_states = states_of(target.outputs), True
+                self._show_tokens()
+            while self.batch.num_live:
+                self._retire()
+                self._steps.run(self.batch)
+            while self.shows and any(len(sequence.text) < self.length for sequence in self.sequences):
+                self._steps.run(self.batch)
+            self._steps.finish()
+            self.rank_sync.finish()
+            for sequence in self.sequences:
+                sequence.pad(self.length, self.batch.pad_token_id)
+            if target.keep_cache:
+                target.catch_up(self.length)
+        except BaseException as error:
+            self.rank_sync.abandon(error)
+            raise
+        finally:
+            self.batch.close(*self.sequences)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text."""
+        return max(sequence.length for sequence in self.sequences)
+
+    def _show_tokens(self) -> None:
+        is_alone, on_token = self.rank_sync.is_alone, self._on_token
+        self._steps.on_token = on_token if is_alone else functools.partial(self.rank_sync.attempt, on_token)
+
+    def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
+        """Keep what is shown of the forward that led to a token after the first, and hand it to the streamer."""
+        if self._keeps_states:
+            target, row = self.batch.target, sequence.index
+            column, states = target.rows.layouts[row].column_of(node), states_of(target.outputs)
+            sequence.shown_states.append(part_of_node(target.model, states, row, column))
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor([token], device=HOST))
+
+    def _retire(self) -> None:
+        """Take finished sequences out of the batch, where they can leave it and nothing is shown of their padding."""
+        batch = self.batch
+        live = [place for place, sequence in enumerate(batch.sequences) if not sequence.finished]
+        if len(live) == len(batch.sequences):
+            return
+        if batch.target.supports_row_removal and not self.shows:
+            batch.select(live)
+        elif batch.draft_runner is not None:
+            paused = [place for place in range(len(batch.sequences)) if place not in live]
+            batch.draft_runner.pause(paused, ahead=batch.max_nodes + 1)
 
 
 def decode_speculatively(
@@ -72,8 +152,8 @@ def decode_speculatively(
     )
     _bind(draft_runner, target)
     stats.method = stats.method or type(sequences[0].drafter).__name__
-    loop = SpecLoop(
-        Batch(sequences, target, _limits(call, plan.budget), used_by(rank_sync, draft_runner)),
+    loop = _Loop(
+        _batch(call, plan, sequences, target, used_by(rank_sync, draft_runner)),
         steps_of(rank_sync)(
             stats,
             rank_sync,
@@ -89,13 +169,15 @@ def decode_speculatively(
     if call.streamer is not None:
         call.streamer.end()
     ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
-    if (padding := compat.pad_token_id(config)) != loop.batch.limits.pad_token_id:  # one that no forward could read
+    if (padding := compat.pad_token_id(config)) != loop.batch.pad_token_id:  # one that no forward could read
         for row, sequence in enumerate(sequences):
             ids[row, sequence.length :] = padding
-    return with_stats(call_output(call, loop, ids), stats) if config.return_dict_in_generate else ids
+    if not config.return_dict_in_generate:
+        return ids
+    return with_stats(call_output(call, loop.sequences, loop.prompt_states, target.cache.handed_out, ids), stats)
 
 
-def _run(loop: SpecLoop, stats: SpecStats) -> None:
+def _run(loop: _Loop, stats: SpecStats) -> None:
     """Decode to the end; count what was compiled, and say once what could not be."""
     compiled_before = loop.batch.compile_seconds
     loop.run()
@@ -113,13 +195,22 @@ def _run(loop: SpecLoop, stats: SpecStats) -> None:
             state_of(forward.model).warn_once(f"{type(forward.model).__name__} is not compiled: {forward.reason}")
 
 
-def _limits(call: Call, budget: int) -> Limits:
-    text_config = compat.text_config(call.model.config)
-    return Limits(
-        max_nodes=budget,
+def _batch(
+    call: Call,
+    plan: CallPlan,
+    sequences: list[SequenceState],
+    target: ModelRunner,
+    draft_runner: BaseDraftRunner | None,
+) -> Batch:
+    return Batch(
+        sequences,
+        target,
+        max_nodes=plan.budget,
         max_positions=call.facts.of(position_limit, call.model),
-        vocab_size=getattr(text_config, "vocab_size", None),
+        vocab_size=getattr(compat.text_config(call.model.config), "vocab_size", None),
         pad_token_id=compat.readable_padding(call.model, compat.pad_token_id(call.generation_config)),
+        draft_runner=draft_runner,
+        rounds_alike=plan.rounding_reason is None,
     )
 
 
@@ -188,8 +279,7 @@ def queued_sequence_of(
     )
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
-    rounds_alike = plan.rounding_reason is None
-    batch = Batch([sequence], target, _limits(call, plan.budget), used_by(rank_sync, draft_runner), rounds_alike)
+    batch = _batch(call, plan, [sequence], target, used_by(rank_sync, draft_runner))
     return QueuedSequence(
         batch, longest, (call.now, prefix_key), None if draft_runner is None else draft_runner.network
     )
