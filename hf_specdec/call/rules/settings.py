@@ -28,7 +28,8 @@ def check_settings(settings: Settings) -> None:
 
     def refuse(name: str, rule: str, instead: object) -> None:
         configured = f"A generation configuration sets it: pass {name}={instead!r}, or change it there."
-        remedy = LEAVE_OUT if name in settings.arguments else f"{configured} Or pass spec_method=None."
+        passed = f"Pass {name}={instead!r}, or spec_method=None for this call."
+        remedy = passed if name in settings.arguments else f"{configured} Or pass spec_method=None."
         raise ConfigError(name, f"must be {rule}", settings(name), remedy)
 
     for name in LENGTHS:
