@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -100,7 +100,7 @@ class ModelRunner:
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
         self._is_foreign = compat.has_foreign_inputs(model)
         is_recordable = not (compiled is not None or self._is_foreign or self._recorder.layers or fixed is not None)
-        self.forwards = CallForwards(model, facts, is_recordable=is_recordable)
+        self.forwards = CallForwards(model, facts, self._recorder, self.kernels, is_recordable=is_recordable)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
@@ -207,10 +207,7 @@ class ModelRunner:
         return [self.outputs.logits[row, new] for row, new in enumerate(self._places)]
 
     def states_read(self, row: int) -> tuple[torch.Tensor, ...]:
-        """States that the last forward computed of a row's nodes, or of the prompt with its padding.
-
-        Each of `hidden_layers` has `(C, hidden_size)`.
-        """
+        """`(C, hidden_size)` of each of `hidden_layers`: of a row's nodes, or of the prompt with its padding."""
         states = checked_states(self.model, states_of(self.outputs), self.hidden_layers)
         new = self.rows.layouts[row].new_rows if self.rows.layouts else slice(None)
         return tuple(layer[row, new] for layer in states)
@@ -235,28 +232,13 @@ class ModelRunner:
         self.cache.checkpoint(layouts[0].first_new)
         self._half_done = True
         if self.compiled is None:
-            compute = functools.partial(self._by_model, inputs)
-            self.outputs, self._best = self.forwards(compute, inputs, spec, self._packed), None
+            self.outputs, self._best = self.forwards(inputs, spec, layouts, self._packed), None
         else:
-            with self._computing():
+            with self.forwards.computing(spec, layouts, self._packed):
                 self.outputs, self._best = self.compiled(self._shape_of(widest), inputs, self._checked)
         if self._packed is not None:
             self.outputs.logits = self.outputs.logits.expand(len(counts), -1, -1)  # any row's are at its `_places`
         self._half_done = False
-
-    @contextlib.contextmanager
-    def _computing(self) -> Iterator[None]:
-        """A block in which the model's own code computes the forward of the columns that are there."""
-        spec = self.cache.spec
-        recorded, packing = self._recorder.applied(spec, self.rows.layouts), self.kernels.packing(self._packed)
-        written = contextlib.nullcontext() if spec is None else spec.packing(self._packed)
-        with recorded, self.kernels, packing, written:
-            yield
-
-    def _by_model(self, inputs: dict[str, Any]) -> Any:
-        """A forward by the model's own code."""
-        with self._computing():
-            return self.model(**inputs, return_dict=True)
 
     def _shape_of(self, width: int) -> tuple[int, ...]:
         """Shape for which a graph is compiled."""
@@ -264,10 +246,9 @@ class ModelRunner:
         return (len(self.texts), width, self.cache.spec.capacity, *self.hidden_layers)
 
     def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
-        """Forget the uncommitted columns, to compute whole trees again.
+        """Forget uncommitted columns, to compute whole trees again, and count the nodes that were known.
 
-        Without a mask of ours, chains of rows with different numbers of uncached tokens cannot grow side by side: the
-        padding of one would part the nodes of another. Returns the trees and how many nodes were known.
+        Without a mask of ours padding would part the nodes of chains that grow side by side.
         """
         layouts = self.rows.layouts
         whole = [new or layout.tree for new, layout in zip(trees, layouts, strict=True)]

@@ -26,7 +26,6 @@ from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks.layer_cut import first_layers, path_to_layers
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, of_each_row
-from hf_specdec.forward.recorded.call_forwards import CallForwards
 from hf_specdec.forward.tree_mask import TreeMasks
 from hf_specdec.methods.common.draft_scorer import cost_ratio
 from hf_specdec.methods.common.node_logits import NodeLogits
@@ -124,7 +123,7 @@ class ExitRunner(BaseDraftRunner):
         inputs = target.step_inputs().over(own.model, self._first, self._masks)
         own._inputs, own.rows = inputs, copy.copy(target.rows)  # noqa: SLF001 a copy of its own
         own.rows.layouts = []
-        own.forwards = CallForwards(self.model, ModelFacts(), is_recordable=False)
+        own.forwards = target.forwards.of(self.model)
         own._widths, own.compiled = ForwardWidths(None, None), None  # noqa: SLF001
         return own
 
