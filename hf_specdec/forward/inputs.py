@@ -98,7 +98,8 @@ class StepInputs:
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
         is_placed = self.base is not None and not self.asks_model
-        self._always_masks = always_masks and self.attends and self.masks.supported and is_placed
+        keeps_columns = isinstance(self.attention_cache, SpecCache)
+        self._always_masks = always_masks and keeps_columns and self.attends and self.masks.supported and is_placed
         self._makes_masks = makes_masks and self.is_fixed and self.attends and is_placed
         self._keeps_positions = positions is None and compat.counts_image_positions(model)
         self._first_positions: Array | None = None  # `base` on the host
