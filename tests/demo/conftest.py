@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import hf_specdec
-from hf_specdec import embedded
+from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
 from hf_specdec.tools.demo.gallery import GALLERY
 from hf_specdec.tools.demo.record import Race
 from hf_specdec.tools.demo.recorder import Stop
@@ -17,25 +16,32 @@ from hf_specdec.tools.demo.settings import Limits, Settings
 
 LIMITS = Limits(max_new_tokens=256, max_prompt_tokens=256, max_prompt_chars=2000, max_seconds=60)
 HOSTILE = "<script>document.title = 'taken'</script>\x1b[31m\x07\u202e&amp;"
+PROMPT = GALLERY[0]["prompt"]
+CALM = {"auto.num_nodes": 12}  # drafts that do not depend on how busy the machine is
 
 
-def load(name: str) -> Any:
-    return hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path(name), precision="fp32")
+def run(racer: Racer, stop: Stop | None = None, **settings: Any) -> Race:
+    """A race to its end."""
+    fields = {"prompt": PROMPT, "max_new_tokens": 24} | settings
+    race = racer.start(Settings(**fields), stop or Stop())
+    race.future.result()
+    return race
 
 
 @pytest.fixture(scope="session")
-def racer(tokenizer: Any) -> Racer:
-    return Racer(load("target"), tokenizer, load("draft"), limits=LIMITS)
+def loaded() -> LoadedModel:
+    return load_model(device="cpu")
+
+
+@pytest.fixture(scope="session")
+def racer(loaded: LoadedModel) -> Racer:
+    return Racer(loaded, LIMITS)
 
 
 @pytest.fixture(scope="session")
 def race(racer: Racer) -> Race:
     """A short race of three methods."""
-    values = {"auto.num_nodes": 12}
-    settings = Settings(
-        prompt=GALLERY[0].prompt, methods=("auto", "lookahead", "draft_model"), values=values, max_new_tokens=40
-    )
-    return racer.start(settings, {}, Stop()).future.result()
+    return run(racer, methods=("auto", "lookahead", "draft_model"), values=CALM, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +49,9 @@ def served(racer: Racer) -> Iterator[str]:
     """The address of a page on this machine."""
     pytest.importorskip("gradio", reason="the demo's page needs gradio")
     from hf_specdec.tools.demo.page import Page
-    from hf_specdec.tools.demo.serve import launch
 
     page = Page(racer)
-    _, address, _ = launch(page, port=None, blocks_thread=False)
+    _, address, _ = page.launch(prevent_thread_lock=True, quiet=True)
     yield address
     page.close()
     left_open = asyncio.get_event_loop_policy().get_event_loop()  # gradio makes it the thread's, and never closes it

@@ -9,11 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-import hf_specdec
-from hf_specdec import embedded
 from hf_specdec.tools.cli import app, demo
 
 ROOT = Path(__file__).parents[2]
@@ -42,37 +39,26 @@ def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded()
     assert "Address already in use" in done.stderr
 
 
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_model_of_any_dtype_is_widened(precision: str) -> None:
-    """Widened and checked in fp32, since half precision rounds logits by more than a wrong model would change them."""
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision=precision)
-    large = demo._widened(model, "512x7")
-    assert (large.dtype, large.config.hidden_size) == (model.dtype, 512)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    assert large.generate(ids, max_new_tokens=4, spec_method="auto").shape == (1, 8)
-
-
 @pytest.mark.parametrize("arguments", [["--dtype", "fp8"], ["--dtype", "int8"], ["--dtype", "nf4"]])
 def test_quantised_weights_are_not_widened(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, ["demo", "--widen", "512x7", *arguments])
     assert done.exit_code == 2
-    assert "`widen` must be left out with quantised weights" in " ".join(done.stderr.split())
+    assert "must be fp32, bf16 or fp16 with a widened model" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_page_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
     """Gradio returns at Ctrl-C; a race that goes on keeps the process alive, up to `--max-seconds`."""
-    serve = pytest.importorskip("hf_specdec.tools.demo.serve", reason="the demo's page needs gradio")
+    page = pytest.importorskip("hf_specdec.tools.demo.page", reason="the demo's page needs gradio")
     closed: list[bool] = []
 
-    def launch(page: Any, **_: Any) -> None:
+    def launch(**_: Any) -> None:
         assert not closed
         if raises:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(serve, "Page", lambda racer: SimpleNamespace(close=lambda: closed.append(True)))
-    monkeypatch.setattr(serve, "launch", launch)
+    monkeypatch.setattr(page, "Page", lambda _: SimpleNamespace(close=lambda: closed.append(True), launch=launch))
+    monkeypatch.setattr(demo.Racer, "warm_up", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     CliRunner().invoke(app, ["demo", "--model", "embedded", "--port", port])

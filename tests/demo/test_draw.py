@@ -2,22 +2,23 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from hf_specdec.common.observer import SourceVote
+import hf_specdec.tools.demo
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import sources
-from hf_specdec.tools.demo.draw.charts import draw_charts
-from hf_specdec.tools.demo.draw.lanes import draw_race
-from hf_specdec.tools.demo.draw.markup import escaped, one_line, percent
-from hf_specdec.tools.demo.draw.notices import draw_error, draw_idea, draw_link, draw_notice
+from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
+from hf_specdec.tools.demo.draw.lanes import draw_race, draw_running
+from hf_specdec.tools.demo.draw.markup import draw_error, draw_link, draw_notice, escaped, one_line
 from hf_specdec.tools.demo.draw.sources import draw_legend, source_class, source_of
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.draw.tree import draw_tree
-from hf_specdec.tools.demo.record import Lane, Node, Race, Step, Token
+from hf_specdec.tools.demo.record import Lane, Race
 from hf_specdec.tools.demo.settings import Settings
 from tests.demo.conftest import HOSTILE
 
@@ -25,7 +26,7 @@ VOID = {"br", "input", "img", "hr", "meta", "link"}
 
 
 class Reader(HTMLParser):
-    """Collects tags, attributes and text, and sees that tags are closed in order."""
+    """Collects tags, attributes and text, and checks that tags are closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -43,9 +44,6 @@ class Reader(HTMLParser):
         if tag not in VOID:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
 
@@ -53,92 +51,110 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def hostile_race() -> Race:
-    """Every text of a record is markup, control characters, and characters that turn text around."""
-    nodes = (
-        Node(-1, HOSTILE),
-        Node(0, HOSTILE, "text", 0.5, True, (SourceVote("text", 0.5, 1.0),)),
-        Node(0, "\n", "window", None),
-    )
-    nodes = (dataclasses.replace(nodes[0], is_accepted=True), *nodes[1:])
-    step = Step(nodes, (HOSTILE, HOSTILE), 9, 1, 0.1, 0.2, 0.1, ((HOSTILE,),), ((HOSTILE, ((HOSTILE,),)),))
-    tokens = tuple(Token(HOSTILE, 0.1 * number, "text", number - 1) for number in range(3))
-    lane = Lane("auto", HOSTILE, tokens, (1, 2, 3), (step,), num_equal=1, note=HOSTILE)
-    return Race(HOSTILE, (Lane("plain", HOSTILE, tokens, (1, 2, 3)), lane), {"device": HOSTILE})
+class HostileWords:
+    """Spells every token as markup, control characters, and characters that turn text around."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def word(self, token: int) -> str:
+        return self.text
+
+    def decode(self, ids: Any) -> str:
+        return self.text
+
+
+def with_text(race: Race, text: str) -> Race:
+    """The race with one text everywhere."""
+    lanes = [
+        dataclasses.replace(lane, tokens=tuple(dataclasses.replace(token, text=text) for token in lane.tokens))
+        for lane in race.lanes
+    ]
+    return dataclasses.replace(race, prompt=text, lanes=lanes, words=HostileWords(text))  # type: ignore[arg-type]
 
 
 def everything(race: Race) -> dict[str, str]:
     steps = {
-        f"step {place} of {lane.method}": draw_step(race, lane, place)
+        f"step {place} of {lane.label}": draw_step(race, lane, place)
         for lane in race.lanes
         for place in range(max(1, len(lane.steps)))
     }
-    return {"race": draw_race(race), "charts": draw_charts(race), **steps}
+    running = dataclasses.replace(race, lanes=race.lanes[:2])
+    return {"race": draw_race(race), "running": draw_running(running), **steps}
 
 
-@pytest.mark.wide
 def test_the_drawings_are_well_formed(race: Race) -> None:
     for name, html in everything(race).items():
-        reader = Reader(html)
-        assert reader.tags, name
+        assert Reader(html).tags, name
         for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
             ElementTree.fromstring(svg)
 
 
-def test_hostile_text_is_shown_and_does_nothing() -> None:
+def test_hostile_text_is_shown_and_does_nothing(race: Race) -> None:
     """No tag, no attribute and no control character comes out of a visitor's or a model's text."""
-    allowed = set(Reader("".join(everything(_with_text(hostile_race(), "x")).values())).tags)
-    drawn = everything(hostile_race())
+    allowed = set(Reader("".join(everything(with_text(race, "x")).values())).tags)
+    drawn = everything(with_text(race, HOSTILE))
     drawn |= {
         "link": draw_link(Settings(prompt=HOSTILE + '" onclick="x')),
-        "error": draw_error(HOSTILE),
+        "error": draw_error(ConfigError("prompt", HOSTILE, HOSTILE, HOSTILE)),
         "notice": draw_notice(HOSTILE),
-        "idea": draw_idea({"model": HOSTILE, "parameters": 1, "dtype": HOSTILE, "device": HOSTILE, "threads": 1}),
     }
     for name, html in drawn.items():
         reader = Reader(html)
-        assert "script" not in reader.tags and set(reader.tags) <= allowed | {"a", "h1", "ol"}, name
+        assert "script" not in reader.tags and set(reader.tags) <= allowed | {"a", "strong"}, name
         assert not [attribute for attribute in reader.attributes if attribute.startswith("on")], name
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", html), name
     assert "<script>document.title" in Reader(drawn["race"]).text
-    assert "\u241b[31m" in Reader(drawn["race"]).text
+    assert "\ufffd[31m" in Reader(drawn["race"]).text
 
 
-def _with_text(race: Race, text: str) -> Race:
-    return eval(repr(race).replace(repr(HOSTILE), repr(text)))
+def section(race: Race, lane: Lane) -> str:
+    return draw_race(race).split(f'aria-label="{lane.label}"')[1].split("</section>")[0]
 
 
 def test_every_token_is_in_its_lane_with_its_time(race: Race) -> None:
-    html = draw_race(race)
     for lane in race.lanes:
-        section = html.split(f'data-method="{lane.method}"')[1].split("</section>")[0]
-        times = [float(value) for value in re.findall(r'data-t="([\d.]+)"', section)]
+        html = section(race, lane)
+        times = [float(value) for value in re.findall(r'data-t="([\d.]+)"', html)]
         assert times == pytest.approx([token.seconds for token in lane.tokens], abs=1e-4)
-        text = "".join(re.findall(r'data-s="\d+">(.*?)</span>', section, re.DOTALL))
+        text = "".join(re.findall(r'data-s="\d+">(.*?)</span>', html, re.DOTALL))
         assert text == "".join(escaped(token.text) for token in lane.tokens)
 
 
 def test_the_verdict_says_equal_or_where_not(race: Race) -> None:
-    assert "Equal to plain: the same 40 tokens" in draw_race(race)
-    other = dataclasses.replace(race.lanes[1], num_equal=7)
-    html = draw_race(dataclasses.replace(race, lanes=(race.plain, other)))
-    assert "Differs from plain from token 8 on" in html and "rounds differently" not in html
-    html = draw_race(dataclasses.replace(race, lanes=(race.plain, other), is_exact=False))
-    assert "rounds differently" in html
+    assert "Equal to plain: the same 40 tokens" in section(race, race.lanes[2])
+    ids = race.lanes[2].token_ids
+    other = dataclasses.replace(race.lanes[2], token_ids=(*ids[:7], -1, *ids[8:]))
+    changed = dataclasses.replace(race, lanes=[*race.lanes[:2], other])
+    assert "Differs from plain from token 8 on" in section(changed, other)
+    baseline = dataclasses.replace(other, label=TRANSFORMERS)
+    changed = dataclasses.replace(race, lanes=[baseline, *race.lanes[1:]])
+    assert "round differently: other words from token 8 on" in section(changed, baseline)
 
 
-def test_a_stopped_race_has_no_ratio(race: Race) -> None:
-    stopped = dataclasses.replace(race.lanes[1], is_stopped=True)
-    html = draw_race(dataclasses.replace(race, lanes=(race.plain, stopped)))
-    assert "\u00d7 plain" not in html and "Stopped. Equal to plain as far as both went" in html
+def test_a_stopped_lane_has_no_ratio(race: Race) -> None:
+    stopped = dataclasses.replace(race.lanes[2], is_stopped=True)
+    html = section(dataclasses.replace(race, lanes=[*race.lanes[:2], stopped]), stopped)
+    assert "hs-ratio" not in html and "Stopped." in html and "Equal to plain as far as both went" in html
+
+
+def test_lanes_that_run_show_their_text_so_far(race: Race) -> None:
+    running = dataclasses.replace(race, lanes=race.lanes[:2])  # its recorder is that of the last lane
+    html = draw_running(running)
+    assert html.count("<section") == 5 and html.count("Waits for its turn.") == 2
+    assert "40 tokens so far." in html and escaped(race.words.decode(race.lanes[4].token_ids)) in html
+
+
+def test_question_and_answer_of_a_chat_are_apart(race: Race) -> None:
+    assert "hs-question" not in draw_race(race)
+    chat = dataclasses.replace(race, is_chat=True)
+    assert draw_race(chat).count('<span class="hs-question">') == len(race.lanes)
 
 
 @pytest.mark.parametrize("source", ["target", *sources(), "draft"])
-def test_each_source_has_a_colour_and_a_cue_of_its_own(source: str) -> None:
+def test_each_source_has_a_colour_and_a_cue(source: str) -> None:
     """The methods of heads share one, as a race has one head."""
-    from hf_specdec.tools.demo.serve import ASSETS
-
-    css = (ASSETS / "style.css").read_text(encoding="utf-8")
+    css = (Path(hf_specdec.tools.demo.__file__).parent / "assets" / "style.css").read_text(encoding="utf-8")
     rules = dict(re.findall(r"^\.hs-s-(\w+) \{ (.*?) \}", css, re.MULTILINE))
     assert source_of(source).label in draw_legend([source])
     cues = {name: re.sub(r"--c: .*", "", rule).strip() for name, rule in rules.items() if name != "draft"}
@@ -146,51 +162,41 @@ def test_each_source_has_a_colour_and_a_cue_of_its_own(source: str) -> None:
     assert len(set(cues.values())) == len(cues)
 
 
-def test_the_tree_shows_all_nodes_and_the_target_s_choice(race: Race) -> None:
-    for lane in race.lanes[1:]:
-        for step in lane.steps:
-            svg = draw_tree(step)
-            assert svg.count("<rect") == len(step.nodes) + 1
-            assert svg.count("hs-edge") == len(step.nodes)
-            assert svg.count('class="hs-node hs-accepted') == len(step.tokens) - 1
+def test_both_trees_show_all_nodes_and_the_target_s_choice(race: Race) -> None:
+    for step in [step for lane in race.lanes for step in lane.steps]:
+        drawings = draw_tree(step, race.words).split("hs-down")
+        assert len(drawings) == 2
+        for svg in drawings:
+            assert svg.count("<rect") == len(step.tree) + 1
+            assert svg.count("hs-edge") == len(step.tree)
+            assert svg.count('class="hs-node hs-accepted') == len(step.accepted) - 1
             assert svg.count('class="hs-node hs-chosen') == 1
             boxes = re.findall(r'<rect x="(\d+)" y="(\d+)"', svg)
             assert len(set(boxes)) == len(boxes), "no node lies on another"
 
 
 def test_a_step_says_what_each_source_said(race: Race) -> None:
-    auto = race.lanes[1]
+    auto = race.lanes[2]
     for number, step in enumerate(auto.steps):
         html = draw_step(race, auto, number)
-        assert ("What each source said" in html) == (len(step.nodes) > 1)
+        assert ("What each source said" in html) == (len(step.tree) > 1)
         for source in {vote.source for node in step.nodes[:12] for vote in node.votes}:
             assert source_of(source).label in html
 
 
 def test_lookahead_shows_window_and_pool(race: Race) -> None:
-    lane = race.lanes[2]
+    lane = race.lanes[3]
     html = draw_step(race, lane, len(lane.steps) - 1)
     assert html.count("<th>level ") == 4 and "The pool" in html
     assert html.split("hs-window")[1].split("</table>")[0].count("<td>") == 28
 
 
-@pytest.mark.parametrize("draw", [draw_race, draw_charts])
-def test_a_race_without_drafts_is_drawn_too(race: Race, draw: Callable[[Race], str]) -> None:
-    alone = dataclasses.replace(race, lanes=(race.plain,))
-    assert Reader(draw(alone)).tags
-    assert "drafts nothing" in draw_step(alone, race.plain, 0)
-
-
-def test_the_charts_say_their_figures(race: Race) -> None:
-    html = draw_charts(race)
-    assert html.count("<svg") == 3 * 3
-    lane = race.lanes[1]
-    drafted, accepted = lane.accepted_by_position()[0]
-    assert f"position 1: {accepted} of {drafted} steps" in html
+def test_a_lane_without_drafts_is_drawn_too(race: Race) -> None:
+    plain = race.lane(PLAIN)
+    assert plain is not None and "drafts nothing" in draw_step(race, plain, 0)
 
 
 def test_labels_are_one_line_and_short() -> None:
     assert one_line("a\tb \n") == "a\u21e5b\u00b7\u23ce"
     assert one_line("") == "\u2205"
     assert one_line("x" * 30) == "x" * 13 + "\u2026"
-    assert (percent(0.5), percent(0.001), percent(1.0)) == ("50 %", "&lt;1 %", "100 %")

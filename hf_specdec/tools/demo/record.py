@@ -1,15 +1,19 @@
-"""Record of a race, as plain data: lanes of tokens with their times, and steps with their trees.
+"""Records of a race: lanes of tokens with their times and steps. The steps are those that `spec_observer` gets."""
 
-Knows neither models nor pages; `to_dict` is JSON.
-"""
-
-import dataclasses
+import operator
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from hf_specdec.common.observer import SourceVote
+from hf_specdec.common.observer import SpecStep
+from hf_specdec.tools.bench.measure import digest_of
+from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
+from hf_specdec.tools.bench.table import OVERALL, speed_table
+from hf_specdec.tools.demo.recorder import Recorder, Words
 
-PLAIN = "plain"
+COLUMNS = {OVERALL: "speed", "tokens/s": "tokens/s", "tokens/step": "tokens/step", "equal": "equal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,8 @@ class Token:
     Attributes:
         text (`str`): what it adds to the text.
         seconds (`float`): when it was there, from the start of the call.
-        source (`str`): `"target"` for the target's own choice, else where the accepted draft came from.
-        step (`int`): the verify step that brought it; -1 for the prompt's forward. Plain generate has one a token.
+        source (`str`): `"target"` for the target's choice, else where the accepted draft came from.
+        step (`int`): number of the forward that brought it; 0 is the prompt's.
     """
 
     text: str
@@ -30,151 +34,118 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node of a draft tree.
-
-    Attributes:
-        parent (`int`): its parent's place; -1 for the root.
-        text (`str`): its token.
-        source (`str`): where it came from; empty for the root.
-        probability (`float | None`): that it would be accepted with all before it, as estimated when it was drafted.
-        is_accepted (`bool`): whether it is part of the text now.
-        votes (`tuple[SourceVote, ...]`): what each source of a blend said of it.
-    """
-
-    parent: int
-    text: str
-    source: str = ""
-    probability: float | None = None
-    is_accepted: bool = False
-    votes: tuple[SourceVote, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One verify step.
-
-    Attributes:
-        nodes (`tuple[Node, ...]`): the verified tree, the root first.
-        tokens (`tuple[str, ...]`): what the step added; the last one is the target's own choice.
-        num_columns (`int`): tokens of the forward: nodes, and those of a window.
-        num_before (`int`): new tokens that were there before the step.
-        draft_seconds, verify_seconds, commit_seconds (`float`): where its time went.
-        window (`tuple[tuple[str, ...], ...]`): lookahead's window after the step, level by level.
-        pool (`tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]`): n-grams of the window's first level in the pool:
-            the first token, and the tails.
-    """
-
-    nodes: tuple[Node, ...]
-    tokens: tuple[str, ...]
-    num_columns: int
-    num_before: int
-    draft_seconds: float
-    verify_seconds: float
-    commit_seconds: float
-    window: tuple[tuple[str, ...], ...] = ()
-    pool: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """All of the step."""
-        return self.draft_seconds + self.verify_seconds + self.commit_seconds
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
     """One way to continue the prompt.
 
     Attributes:
-        method (`str`): `"plain"` or a method.
-        label (`str`): its name for people.
-        token_ids (`tuple[int, ...]`): the new tokens.
+        label (`str`): its name.
         is_stopped (`bool`): whether it was stopped, or ran out of time, before its end.
-        num_equal (`int | None`): tokens at its start that are plain's; `None` where there is nothing to compare with.
         note (`str`): what else there is to know, such as why nothing was drafted.
     """
 
-    method: str
     label: str
     tokens: tuple[Token, ...]
     token_ids: tuple[int, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SpecStep, ...] = ()
     is_stopped: bool = False
-    num_equal: int | None = None
     note: str = ""
 
     @property
     def seconds(self) -> float:
-        """Until the last token."""
+        """Time of the last token."""
         return self.tokens[-1].seconds if self.tokens else 0.0
 
     @property
-    def num_forwards(self) -> int:
-        """The target's forwards, the prompt's counted."""
-        return len({token.step for token in self.tokens})
+    def num_steps(self) -> int:
+        """Forwards after the prompt's."""
+        return self.tokens[-1].step if self.tokens else 0
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens over the time they took, the prompt's forward included."""
+        """Tokens over the time they took, the prompt's forward included."""
         return len(self.tokens) / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_step(self) -> float:
-        """New tokens a forward of the target."""
-        return len(self.tokens) / self.num_forwards if self.tokens else 0.0
+        """Tokens of each forward after the prompt's, as `bench` counts them."""
+        return (len(self.tokens) - 1) / self.num_steps if self.num_steps else 0.0
 
-    def accepted_by_position(self) -> list[tuple[int, int]]:
-        """For draft depth 1, 2, ...: steps that drafted so deep, and steps that accepted a token there."""
-        counts: list[list[int]] = []
-        for step in self.steps:
-            depths = [0]
-            for node in step.nodes[1:]:
-                depths.append(depths[node.parent] + 1)
-            for depth in range(1, max(depths) + 1):
-                if len(counts) < depth:
-                    counts.append([0, 0])
-                counts[depth - 1][0] += 1
-                counts[depth - 1][1] += len(step.tokens) > depth
-        return [(drafted, accepted) for drafted, accepted in counts]
+    @property
+    def seconds_per_step(self) -> float:
+        """Time of each forward after the prompt's."""
+        return (self.seconds - self.tokens[0].seconds) / self.num_steps if self.num_steps else 0.0
+
+    def num_before(self, number: int) -> int:
+        """New tokens before step `number`, counted from 0."""
+        return 1 + sum([len(step.accepted) for step in self.steps[:number]])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Race:
-    """Plain generate's lane and those of the methods.
+    """Lanes of one prompt, which are added while the race runs.
 
     Attributes:
-        prompt (`str`): the prompt's text.
-        model (`dict[str, Any]`): facts about model and machine.
-        settings (`dict[str, Any]`): what was asked for.
-        is_exact (`bool`): whether the methods' tokens have to be plain's: weights in fp32.
+        labels (`tuple[str, ...]`): names of all lanes, in the order in which they run.
+        facts (`dict[str, Any]`): model and machine, as in a header of `bench`.
+        words (`Words`): spells the tokens.
+        future: ends with the race; its `result` raises a `SpecError` where the model cannot do what is wanted.
+        recorder: of the lane that runs now.
     """
 
     prompt: str
-    lanes: tuple[Lane, ...]
-    model: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    is_exact: bool = True
+    is_chat: bool
+    labels: tuple[str, ...]
+    facts: dict[str, Any]
+    words: Words
+    lanes: list[Lane] = field(default_factory=list)
+    future: "Future[None]" = field(default_factory=Future)
+    recorder: Recorder | None = None
+
+    def lane(self, label: str | None) -> Lane | None:
+        """The lane of a name, if there is one."""
+        return next((lane for lane in self.lanes if lane.label == label), None)
 
     @property
-    def plain(self) -> Lane:
-        """Lane that the others are compared with."""
-        return self.lanes[0]
+    def is_cut(self) -> bool:
+        """True where the race was stopped before its end."""
+        return len(self.lanes) < len(self.labels) or any(lane.is_stopped for lane in self.lanes)
 
     def ratio(self, lane: Lane) -> float | None:
-        """The lane's tokens a second over plain's; `None` where one of them was stopped."""
-        if lane.is_stopped or self.plain.is_stopped or not self.plain.tokens_per_second:
+        """Speed of a lane over that of transformers' `generate`; `None` where one of them was stopped."""
+        baseline = self.lane(TRANSFORMERS)
+        if baseline is None or lane.is_stopped or baseline.is_stopped or not baseline.seconds:
             return None
-        return lane.tokens_per_second / self.plain.tokens_per_second
+        return lane.tokens_per_second / baseline.tokens_per_second
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        document = dataclasses.asdict(self)
-        for lane, own in zip(self.lanes, document["lanes"], strict=True):
-            own |= {
+    def num_equal(self, lane: Lane) -> int | None:
+        """Tokens at the start of a lane that are those of plain decoding; `None` where that lane is missing."""
+        plain = self.lane(PLAIN)
+        if plain is None:
+            return None
+        return len(list(takewhile(bool, map(operator.eq, plain.token_ids, lane.token_ids))))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Records of the lanes that ended, as `bench` writes them: each call was watched and timed."""
+        for lane in self.lanes:
+            record = {
+                "row": lane.label,
+                "task": "prompt",
+                "prompt": "prompt",
                 "seconds": lane.seconds,
-                "num_forwards": lane.num_forwards,
-                "tokens_per_second": lane.tokens_per_second,
-                "tokens_per_step": lane.tokens_per_step,
-                "ratio_to_plain": self.ratio(lane),
+                "num_tokens": len(lane.tokens),
+                "digest": digest_of([lane.token_ids]),
+                "num_steps": lane.num_steps,
+                "num_step_tokens": len(lane.tokens) - 1,
+                "first_token_seconds": lane.tokens[0].seconds if lane.tokens else 0.0,
             }
-        return document
+            if not lane.is_stopped:
+                yield from ({**record, "round": number} for number in (0, 1))
+
+    def table(self) -> Any:
+        """`pandas.DataFrame`: the table of speeds that `bench` prints; `None` before transformers' lane has ended."""
+        records = list(self.records())
+        if not records or records[0]["row"] != TRANSFORMERS:
+            return None
+        table = speed_table(records)
+        table = table[[name for name in COLUMNS if name in table]].rename(columns=COLUMNS).round(2)
+        return table.rename_axis("lane").reset_index()

@@ -1,228 +1,131 @@
-"""Runs races: one at a time, each lane alone, so that the times are those of the methods."""
+"""Runs races: each lane alone and in its turn, so that the times are those of the methods."""
 
-import copy
 import logging
-from collections.abc import Mapping, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
+from hf_specdec.call.run import class_generate
 from hf_specdec.compat import input_device, max_positions
 from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.errors import ConfigError, SpecError
-from hf_specdec.kernels.quantization.weights import num_parameters, precision_of
-from hf_specdec.loading import embedded
-from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import MethodState
-from hf_specdec.tools.demo.record import PLAIN, Lane, Race
-from hf_specdec.tools.demo.recorder import Recorder, Stop
-from hf_specdec.tools.demo.settings import METHOD_LABELS, WITH_DRAFT, Limits, Settings
+from hf_specdec.tools.bench.header import make_header
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.rows import Row, base_rows, make_row
+from hf_specdec.tools.demo.record import Lane, Race, Token
+from hf_specdec.tools.demo.recorder import Recorder, Stop, Words
+from hf_specdec.tools.demo.settings import METHOD_LABELS, Limits, Settings
 
 logger = logging.getLogger("hf_specdec")
 
-Memories = MutableMapping[str, MethodState]  # what one visitor's races left, by method
-WARM_UP_PROMPT = "def main():\n"
-WARM_UP_TOKENS = 12
-PLAIN_LABEL = "Plain generate"
-
-
-@dataclass(slots=True)
-class Running:
-    """A race under way.
-
-    Attributes:
-        future: the race, when it is over; its `result` raises a `SpecError` where the model cannot do what was asked.
-        label (`str`): the lane that runs now.
-        recorder: of that lane.
-    """
-
-    future: "Future[Race]"
-    label: str = PLAIN_LABEL
-    recorder: Recorder | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of the lane so far."""
-        return len(self.recorder.token_ids) if self.recorder is not None else 0
+WARM_UP = Settings(prompt="def main():\n", max_new_tokens=12)
+Inputs = Mapping[str, torch.Tensor]
 
 
 class Racer:
     """One model and its races, which run one after the other in a thread of their own.
 
     Args:
-        model: an enabled model.
-        tokenizer: its tokenizer; a prompt is a message where it has a chat template.
-        draft: a draft model or head, for the methods that take one.
-        draft_tokenizer: the draft model's, where it is not the target's.
+        loaded: the model, as `bench` takes it; a prompt is a message where its tokenizer has a chat template.
         limits: what one race may use.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        draft: PreTrainedModel | DraftHead | None = None,
-        *,
-        draft_tokenizer: PreTrainedTokenizerBase | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self.model, self.tokenizer, self.draft, self.draft_tokenizer = model, tokenizer, draft, draft_tokenizer
-        self.limits = limits or Limits()
+    def __init__(self, loaded: LoadedModel, limits: Limits | None = None) -> None:
+        self.loaded, self.limits = loaded, limits or Limits()
+        self.facts = make_header(loaded, self.limits)
+        self.is_chat = bool(getattr(loaded.tokenizer, "chat_template", None))
+        missing = ["draft_model"] * (loaded.draft_model is None) + ["head"] * (loaded.head is None)
+        self.methods = [name for name in METHOD_LABELS if name.rpartition("+")[2] not in missing]
         threads = torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "race", initializer=lambda: torch.set_num_threads(threads))
-        self._refused: set[str] = set()  # methods that the model cannot do
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Model and machine, for the page and the record."""
-        facts = {
-            "model": _name(self.model),
-            "architecture": type(self.model).__name__,
-            "parameters": num_parameters(self.model),
-            "dtype": precision_of(self.model),
-            "device": str(input_device(self.model)),
-            "threads": torch.get_num_threads(),
-            "tier": hf_specdec.capability(self.model).tier,
-        }
-        if self.draft is not None:
-            facts["draft_parameters"] = num_parameters(self.draft)
-        return facts
-
-    @property
-    def is_chat(self) -> bool:
-        """True where prompts are messages to a chat model, and go through its template."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
-
-    @property
-    def methods(self) -> dict[str, str]:
-        """Methods that can race here, and what they are called."""
-        left_out = {*self._refused, *(WITH_DRAFT if self.draft is None else ())}
-        kind = "raft head" if isinstance(self.draft, DraftHead) else "raft model"
-        return {
-            name: label.replace("raft model", kind) for name, label in METHOD_LABELS.items() if name not in left_out
-        }
 
     def warm_up(self) -> None:
-        """Let every method try the model once, so that no visitor waits for a probe or for measuring costs.
+        """Let every method try the model once, so that no visitor waits for it; leave out those that it cannot do."""
+        for method in tuple(self.methods):
+            race = self.start(replace(WARM_UP, methods=(method,)), Stop())
+            try:
+                race.future.result()
+            except SpecError as error:
+                logger.warning("%s: %s", METHOD_LABELS[method], error)
+                self.methods.remove(method)
 
-        Those that the model cannot do race no more.
-        """
-
-        def run() -> None:
-            inputs = self._encode(WARM_UP_PROMPT)
-            for method in (PLAIN, *self.methods):
-                settings = Settings(prompt=WARM_UP_PROMPT, max_new_tokens=WARM_UP_TOKENS)
-                try:
-                    self._lane(inputs, settings, method, MethodState(), Stop().begin(self.limits.max_seconds), None)
-                except SpecError as error:
-                    logger.warning("%s: %s", method, error)
-                    self._refused.add(method)
-
-        self._worker.submit(run).result()
-
-    def start(self, settings: Settings, memories: Memories, stop: Stop) -> Running:
-        """Begin a race, or wait for its turn.
-
-        Args:
-            memories: of this visitor: read and written where the settings allow it, else neither.
+    def start(self, settings: Settings, stop: Stop) -> Race:
+        """Begin a race, or let it wait for its turn.
 
         Raises:
             ConfigError: the settings go beyond the limits.
         """
         settings.check_within(self.limits, self.methods)
         inputs = self._encode(settings.prompt)
-        length, most = inputs["input_ids"].shape[1], self.limits.max_prompt_tokens
+        length, positions = inputs["input_ids"].shape[1], max_positions(self.loaded.model.config) or math.inf
+        most = min(self.limits.max_prompt_tokens, positions - settings.max_new_tokens)
         if not 0 < length <= most:
-            raise ConfigError("prompt", f"must have 1 to {most} tokens", f"{length} tokens", "Shorten it.")
-        positions, new = max_positions(self.model.config), settings.max_new_tokens
-        if positions is not None and not self.model.config.is_encoder_decoder and length + new > positions:
-            rule = f"must leave {new} of the model's {positions} positions for new tokens"
-            raise ConfigError("prompt", rule, f"{length} tokens", "Shorten it, or ask for fewer new tokens.")
-        running = Running(Future())
-        running.future = self._worker.submit(self._race, settings, inputs, memories, stop, running)
-        return running
+            remedy = "Shorten it, or take fewer new tokens."
+            raise ConfigError("prompt", f"must have 1 to {most} tokens", f"{length} tokens", remedy)
+        rows = [*base_rows(), *self._rows(settings)]
+        words = Words(self.loaded.tokenizer, inputs["input_ids"][0].tolist())
+        race = Race(settings.prompt, self.is_chat, tuple(row.name for row in rows), self.facts, words)
+        race.future = self._worker.submit(self._race, race, rows, settings, inputs, stop)
+        return race
 
-    def _race(
-        self,
-        settings: Settings,
-        inputs: Mapping[str, torch.Tensor],
-        memories: Memories,
-        stop: Stop,
-        running: Running,
-    ) -> Race:
-        lanes: list[Lane] = []
-        known = dict(memories) if settings.remembers else {}
-        for method in (PLAIN, *settings.methods):
-            if stop.is_over and lanes:
-                break
-            method_state = copy.deepcopy(known.get(method, MethodState()))
-            lane = self._lane(inputs, settings, method, method_state, stop, running)
-            if lanes:
-                lane = replace(lane, num_equal=_num_equal(lanes[0].token_ids, lane.token_ids))
-            lanes.append(lane)
-            known[method] = method_state
-        if settings.remembers:
-            memories.update(known)
-        is_exact = precision_of(self.model) == "float32"
-        return Race(settings.prompt, tuple(lanes), self.facts, asdict(settings), is_exact)
+    def _rows(self, settings: Settings) -> Iterator[Row]:
+        """Rows of the methods, as those of `bench`, under their labels."""
+        for method in settings.methods:
+            head = self.loaded.head
+            row = make_row(head.methods[0] if method == "head" and head is not None else method, self.loaded)
+            config = settings.config_of(method)
+            yield replace(row, name=METHOD_LABELS[method], kwargs={**row.kwargs, "spec_config": config or None})
 
-    def _lane(
-        self,
-        inputs: Mapping[str, torch.Tensor],
-        settings: Settings,
-        method: str,
-        method_state: MethodState,
-        stop: Stop,
-        running: Running | None,
-    ) -> Lane:
+    def _race(self, race: Race, rows: list[Row], settings: Settings, inputs: Inputs, stop: Stop) -> None:
+        for row in rows:
+            if stop.is_set() and race.lanes:
+                return
+            race.recorder = Recorder(stop)
+            race.lanes.append(self._lane(row, settings, inputs, race.recorder, race.words))
+
+    def _lane(self, row: Row, settings: Settings, inputs: Inputs, recorder: Recorder, words: Words) -> Lane:
         """One call of `generate`, watched."""
-        label = self.methods.get(method, PLAIN_LABEL)
-        recorder = Recorder(self.tokenizer, inputs["input_ids"][0].tolist(), stop)
-        if running is not None:
-            running.label, running.recorder = label, recorder
-        options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
+        model: Any = self.loaded.model
+        kwargs: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
         if settings.temperature > 0:
-            options["temperature"] = float(settings.temperature)  # a browser's 2.0 arrives as the integer 2
+            kwargs["temperature"] = float(settings.temperature)  # a browser's 2.0 arrives as the integer 2
             torch.manual_seed(settings.seed)
-        if method != PLAIN:
-            name = method.partition("+")[0]
-            if name in WITH_DRAFT and isinstance(self.draft, DraftHead):
-                name = self.draft.methods[0]
-            options |= {"spec_method": name, "spec_config": settings.config_of(method)}
-        if method in WITH_DRAFT:
-            options["assistant_model"] = self.draft
-            if self.draft_tokenizer is not None:
-                options |= {"tokenizer": self.tokenizer, "assistant_tokenizer": self.draft_tokenizer}
-        with using_method_state(self.model, method_state), torch.inference_mode():
-            self.model.generate(**inputs, **options, **recorder.arguments(observes=method != PLAIN))
-        is_cut = stop.is_over and len(recorder.token_ids) < settings.max_new_tokens
-        lane = recorder.lane(method, label, is_cut=is_cut)
-        if method != PLAIN and not lane.steps and len(lane.tokens) > 1:
-            lane = replace(lane, note=f"Decoded plainly: {hf_specdec.capability(self.model).reason}")
-        return lane
+        generate = class_generate(model) if row.is_transformers else model.generate
+        drafts = row.kwargs.get("spec_method", "plain") != "plain"
+        with using_method_state(model, MethodState()), torch.inference_mode():
+            generate(**inputs, **kwargs, **row.kwargs, **recorder.kwargs(observes=drafts))
+        is_stopped = recorder.stop.is_set() and len(recorder.token_ids) < settings.max_new_tokens
+        note = ""
+        if drafts and not recorder.steps and len(recorder.token_ids) > 1:
+            note = f"Decoded plainly: {hf_specdec.capability(model).reason}"
+        ids = tuple(recorder.token_ids)
+        return Lane(row.name, _tokens(recorder, words), ids, tuple(recorder.steps), is_stopped, note)
 
     def _encode(self, prompt: str) -> dict[str, torch.Tensor]:
         """Ids and mask, `(1, length)` each."""
+        tokenizer, device = self.loaded.tokenizer, input_device(self.loaded.model)
         if self.is_chat:
-            prompt = chat_text(self.tokenizer, [{"role": "user", "content": prompt}])
-        encoded = self.tokenizer(prompt, add_special_tokens=not self.is_chat, return_tensors="pt", verbose=False)
-        return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
+            prompt = chat_text(tokenizer, [{"role": "user", "content": prompt}])
+        encoded = tokenizer(prompt, add_special_tokens=not self.is_chat, return_tensors="pt", verbose=False)
+        return {name: encoded[name].to(device) for name in ("input_ids", "attention_mask")}
 
 
-def _name(model: PreTrainedModel) -> str:
-    """Name for people: the last part of its path."""
-    path = model.config.name_or_path.rstrip("/")
-    return "the embedded model" if path == embedded.path("target") else path.rpartition("/")[2]
-
-
-def _num_equal(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Tokens that both begin with."""
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return place
-    return min(len(left), len(right))
+def _tokens(recorder: Recorder, words: Words) -> tuple[Token, ...]:
+    """Tokens with their times, and the source and the step of each; without steps, each is a forward's."""
+    sources, places = ["target"], [0]
+    for number, step in enumerate(recorder.steps, 1):
+        sources += [step.nodes[node - 1].source if step.nodes else "draft" for node in step.path[1:]] + ["target"]
+        places += [number] * len(step.accepted)
+    if not recorder.steps:
+        sources, places = ["target"] * len(recorder.token_ids), list(range(len(recorder.token_ids)))
+    pieces = words.pieces(recorder.token_ids)
+    ends = set(words.tokenizer.all_special_ids)
+    shown = ["" if token in ends else piece for token, piece in zip(recorder.token_ids, pieces, strict=True)]
+    return tuple([Token(*token) for token in zip(shown, recorder.times, sources, places, strict=True)])

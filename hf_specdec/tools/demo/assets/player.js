@@ -7,11 +7,11 @@
     while (lane.shown < tokens.length && tokens[lane.shown].time <= time) tokens[lane.shown++].element.classList.add("hs-on");
     const done = lane.shown === tokens.length;
     const last = lane.shown ? tokens[lane.shown - 1] : null;
-    const forwards = last ? last.step : 0;
+    const steps = last ? last.step : 0; // forwards after the prompt's
     const clock = done && last ? last.time : time;
     lane.rate.textContent = clock > 0 ? (lane.shown / clock).toFixed(1) : "0.0";
-    lane.perStep.textContent = forwards ? (lane.shown / forwards).toFixed(2) : "0.00";
-    lane.saved.textContent = String(lane.shown - forwards);
+    lane.perStep.textContent = steps ? ((lane.shown - 1) / steps).toFixed(2) : "0.00";
+    lane.saved.textContent = String(Math.max(0, lane.shown - 1 - steps));
     lane.bar.style.width = tokens.length ? `${(100 * lane.shown) / tokens.length}%` : "0";
     lane.root.classList.toggle("hs-done", done);
     if (last) {
@@ -29,9 +29,9 @@
         time: Number(element.dataset.t),
         step: Number(element.dataset.s),
       })),
-      rate: root.querySelector(".hs-rate"),
-      perStep: root.querySelector(".hs-per-step"),
-      saved: root.querySelector(".hs-saved"),
+      rate: root.querySelector(".hs-counters div:nth-child(1) dd"),
+      perStep: root.querySelector(".hs-counters div:nth-child(2) dd"),
+      saved: root.querySelector(".hs-counters div:nth-child(3) dd"),
       bar: root.querySelector(".hs-bar i"),
       text: root.querySelector(".hs-text"),
       shown: 0,
@@ -68,28 +68,21 @@
     };
     race.querySelector(".hs-play").addEventListener("click", play);
     race.querySelector(".hs-skip").addEventListener("click", finish);
-    if (race.getBoundingClientRect().top > window.innerHeight * 0.6) race.scrollIntoView({ block: "start" });
     if (calm) finish();
     else play();
   };
 
+  let isRunning = false;
   const look = () => {
-    for (const race of document.querySelectorAll(".hs-race:not([data-ready])")) {
+    const runs = document.querySelector(".hs-running") !== null;
+    if (runs && !isRunning) document.querySelector("#controls").scrollIntoView({ block: "start" });
+    isRunning = runs;
+    for (const text of document.querySelectorAll(".hs-running .hs-text")) text.scrollTop = text.scrollHeight;
+    for (const race of document.querySelectorAll(".hs-race:not(.hs-running, [data-ready])")) {
       race.dataset.ready = "";
       prepare(race);
     }
   };
   new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
   look();
-
-  // Arrow keys step through the tree wherever the focus is inside the panel, but not where they move a caret.
-  document.addEventListener("keydown", (event) => {
-    const offset = { ArrowLeft: "previous", ArrowRight: "next" }[event.key];
-    const panel = event.target instanceof Element ? event.target.closest("#step-panel") : null;
-    if (!offset || !panel || event.target.matches("input, textarea, select") || event.altKey || event.ctrlKey || event.metaKey) return;
-    const button = document.querySelector(`#step-${offset}`);
-    if (!button) return;
-    event.preventDefault();
-    button.click();
-  });
 }

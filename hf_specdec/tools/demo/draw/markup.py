@@ -1,44 +1,47 @@
-"""Text made harmless: markup is escaped, and control characters become visible signs that do nothing.
+"""Text made harmless, and the short texts of the page: markup is escaped, control characters become signs.
 
-escaped("<b>\x1b[2J")      # "&lt;b&gt;␛[2J"
+escaped("<b>\x1b[2J")      # "&lt;b&gt;\ufffd[2J"
 one_line("a\tb\n")         # "a⇥b⏎"
 """
 
 import html
 import unicodedata
 
-PICTURES = 0x2400  # of the control characters below U+0020
-DELETE, DELETE_PICTURE = 0x7F, "\u2421"
-MAX_LABEL = 14
+from hf_specdec.errors import ConfigError
+from hf_specdec.tools.demo.settings import LABELS, Settings
+
+SIGNS = {"\n": "\u23ce", "\t": "\u21e5", " ": "\u00b7"}
+CONTROLS = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # categories, those that turn text around among them
 
 
 def _visible(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return chr(PICTURES + code)
-    if code == DELETE:
-        return DELETE_PICTURE
-    if unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs", "Zl", "Zp"):  # also those that turn text around
-        return f"\\u{code:04x}"
-    return character
+    return "\ufffd" if unicodedata.category(character) in CONTROLS else character
 
 
 def escaped(text: str) -> str:
-    """HTML that shows `text`; line breaks and tabs stay, other control characters are shown by a sign."""
-    return html.escape("".join([c if c in "\n\t" else _visible(c) for c in text.replace("\r\n", "\n")]), quote=True)
+    """HTML that shows `text`; line breaks and tabs stay."""
+    return html.escape("".join([c if c in "\n\t" else _visible(c) for c in text.replace("\r\n", "\n")]))
 
 
-def one_line(text: str, longest: int = MAX_LABEL) -> str:
+def one_line(text: str, longest: int = 14) -> str:
     """HTML that shows `text` in one line, spaces and line breaks as signs, at most `longest` characters."""
-    signs = {"\n": "\u23ce", "\t": "\u21e5", " ": "\u00b7"}
-    shown = "".join([signs.get(c) or _visible(c) for c in text]) or "\u2205"
-    if len(shown) > longest:
-        shown = shown[: longest - 1] + "\u2026"
-    return html.escape(shown, quote=True)
+    shown = "".join([SIGNS.get(c) or _visible(c) for c in text]) or "\u2205"
+    return html.escape(shown if len(shown) <= longest else shown[: longest - 1] + "\u2026")
 
 
-def percent(probability: float) -> str:
-    """A probability in as few digits as say something."""
-    if probability >= 0.995:
-        return "100 %" if probability >= 0.9995 else f"{probability:.1%}".replace("%", " %")
-    return "<1 %".replace("<", "&lt;") if probability < 0.01 else f"{probability:.0%}".replace("%", " %")
+def draw_notice(text: str) -> str:
+    """A line of status, which screen readers read out."""
+    return f'<div class="hs hs-status" role="status">{escaped(text)}</div>'
+
+
+def draw_error(error: Exception) -> str:
+    """An error and its remedy, with the labels of the page, without a traceback."""
+    text = str(error)
+    if isinstance(error, ConfigError) and error.field in LABELS:
+        text = text.replace(f"`{error.field}`", f"\u201c{LABELS[error.field]}\u201d", 1)
+    return f'<div class="hs hs-error" role="alert"><strong>Not possible:</strong> {escaped(text)}</div>'
+
+
+def draw_link(settings: Settings) -> str:
+    """A link that opens the page with these settings."""
+    return f'<div class="hs"><a href="?{escaped(settings.to_query())}">Link to these settings</a></div>'
