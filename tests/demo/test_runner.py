@@ -162,11 +162,12 @@ def test_every_method_of_the_page_runs(racer: Racer) -> None:
 def test_what_a_model_cannot_do_does_not_race(racer: Racer) -> None:
     tokenizer, family = racer.loaded.tokenizer, FAMILIES["gpt_neo"]
     model = build(dataclasses.replace(family, options={**family.options, "vocab_size": len(tokenizer)}))
-    other = Racer(LoadedModel(hf_specdec.enable(model), tokenizer, "gpt_neo"), LIMITS)
+    tight = dataclasses.replace(LIMITS, max_new_tokens=8, max_prompt_tokens=1)
+    other = Racer(LoadedModel(hf_specdec.enable(model), tokenizer, "gpt_neo"), tight)
     other.warm_up()
     assert other.methods == ["auto", "prompt_lookup"]
     with pytest.raises(ConfigError, match="`methods` must be among Auto, Prompt lookup on this page"):
-        run(other, methods=("auto", "lookahead"))
+        run(other, max_new_tokens=8, methods=("auto", "lookahead"))
 
 
 def test_a_chat_model_s_prompts_go_through_its_template(racer: Racer) -> None:

@@ -9,10 +9,7 @@ from hf_specdec.tools.demo.record import Lane
 
 
 def acceptance(lanes: Sequence[Lane]) -> Any:
-    """`pandas.DataFrame`: for each lane and place in the draft, the share of steps that accepted a token there.
-
-    Of the steps that drafted so deep.
-    """
+    """`pandas.DataFrame`: for each lane and place in the draft, the share of steps that accepted a token there."""
     rows = [
         {"lane": lane.label, "place": place, "accepted": len(step.accepted) > place}
         for lane in lanes

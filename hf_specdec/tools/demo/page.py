@@ -19,7 +19,7 @@ from hf_specdec.tools.demo.gallery import CHAT_GALLERY, GALLERY
 from hf_specdec.tools.demo.record import Lane, Race
 from hf_specdec.tools.demo.recorder import Stop
 from hf_specdec.tools.demo.runner import Racer
-from hf_specdec.tools.demo.settings import KNOBS, METHOD_LABELS, Settings
+from hf_specdec.tools.demo.settings import KNOBS, LABELS, METHOD_LABELS, Settings
 
 ASSETS = Path(__file__).parent / "assets"
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif")
@@ -71,14 +71,8 @@ class Page:
         limits = self.racer.limits
         gallery = CHAT_GALLERY if self.racer.is_chat else GALLERY
         label = "Message to the chat model" if self.racer.is_chat else "Prompt"
-        self.prompt = gr.Textbox(
-            gallery[0]["prompt"],
-            label=label,
-            lines=5,
-            max_lines=10,
-            max_length=limits.max_prompt_chars,
-            elem_id="prompt",
-        )
+        text: dict[str, Any] = {"lines": 5, "max_lines": 10, "max_length": limits.max_prompt_chars}
+        self.prompt = gr.Textbox(gallery[0]["prompt"], label=label, elem_id="prompt", **text)
         with gr.Row(elem_id="gallery"):
             self.examples = [(example, gr.Button(example["name"], size="sm")) for example in gallery]
         self.shows = gr.HTML(draw_notice(gallery[0]["shows"]))
@@ -91,14 +85,14 @@ class Page:
                 self.tokens = gr.Slider(*ends, limits.usual_tokens, step=1, label="New tokens", elem_id="tokens")
                 self.temperature = gr.Slider(0.0, 2.0, 0.0, step=0.1, label="Temperature", info="0 is greedy.")
                 self.seed = gr.Number(0, precision=0, minimum=0, label="Seed", info="The same seed, the same text.")
-            self.knobs = {}
-            for method in dict.fromkeys(knob.method for knob in KNOBS if knob.method in self.racer.methods):
-                gr.Markdown(f"**{METHOD_LABELS[method]}**")
-                with gr.Row():
-                    for knob in KNOBS:
-                        if knob.method == method:
-                            place = (knob.least, knob.most, knob.default)
-                            self.knobs[knob.name] = gr.Slider(*place, step=1, label=knob.label, info=knob.info)
+            with gr.Row():
+                self.knobs = {
+                    knob.name: gr.Slider(
+                        knob.least, knob.most, knob.default, step=1, label=LABELS[knob.name], info=knob.info
+                    )
+                    for knob in KNOBS
+                    if knob.method in self.racer.methods
+                }
 
     def _add_results(self) -> None:
         """The race, the steps, the figures."""
@@ -112,13 +106,8 @@ class Page:
         with gr.Tabs():
             with gr.Tab("Race"):
                 self.lanes = gr.HTML("", elem_id="lanes")
-                self.table = gr.Dataframe(
-                    visible=False,
-                    interactive=False,
-                    elem_id="table",
-                    label="As hf-specdec bench counts, of this one run",
-                    buttons=[],
-                )
+                label = "As hf-specdec bench counts, of this one run"
+                self.table = gr.Dataframe(visible=False, interactive=False, elem_id="table", label=label, buttons=[])
             with gr.Tab("Inside a step"), gr.Column(elem_id="step-panel"):
                 self.lane = gr.Radio([], label="Method", visible=False, elem_id="step-lane")
                 self.number = gr.Slider(1, 2, 1, step=1, label="Step", elem_id="step-number")
@@ -228,7 +217,7 @@ class Page:
             self.table: gr.update(value=table, visible=table is not None),
             self.race: race,
             self.lane: gr.update(choices=labels, value=labels[0] if labels else None, visible=len(labels) > 1),
-            self.number: gr.update(maximum=_last_number(first), value=best + 1),
+            self.number: gr.update(maximum=max(2, len(first.steps)), value=best + 1),
             self.step: draw_step(race, first, best),
             self.times: figures.times(race.lanes),
             self.acceptance: figures.acceptance(drafting),
@@ -243,12 +232,7 @@ class Page:
         if race is None or lane is None:
             return gr.skip(), gr.skip()
         best = _richest_step(lane)
-        return gr.update(maximum=_last_number(lane), value=best + 1), draw_step(race, lane, best)
-
-
-def _last_number(lane: Lane) -> int:
-    """The slider's end; a slider has at least two places."""
-    return max(2, len(lane.steps))
+        return gr.update(maximum=max(2, len(lane.steps)), value=best + 1), draw_step(race, lane, best)
 
 
 def _richest_step(lane: Lane) -> int:

@@ -23,17 +23,7 @@ class Stop(threading.Event, StoppingCriteria):
 
 
 class Recorder:
-    """Takes the time of every token, and keeps the steps.
-
-    The clock leaves out what observing takes, which calls without an observer do not have.
-
-    Attributes:
-        token_ids (`list[int]`): the new tokens.
-        times (`list[float]`): when each of them came, in seconds from the start of the call.
-
-    Args:
-        stop: ends the call early.
-    """
+    """Takes the time of every token, in seconds from the start without what observing takes, and keeps the steps."""
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
@@ -71,12 +61,7 @@ class Recorder:
 
 
 class Words:
-    """Texts of the tokens of one call.
-
-    Args:
-        tokenizer: of the model.
-        prompt_ids: of the prompt.
-    """
+    """Texts of the tokens of one call, which continue the tokens of a prompt."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
         self.tokenizer = tokenizer

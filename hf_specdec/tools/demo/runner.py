@@ -30,12 +30,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 class Racer:
-    """One model and its races, which run one after the other in a thread of their own.
-
-    Args:
-        loaded: the model, as `bench` takes it; a prompt is a message where its tokenizer has a chat template.
-        limits: what one race may use.
-    """
+    """One model and its races, which run one after the other in a thread; chat models get prompts as messages."""
 
     def __init__(self, loaded: LoadedModel, limits: Limits | None = None) -> None:
         self.loaded, self.limits = loaded, limits or Limits()
@@ -49,7 +44,7 @@ class Racer:
     def warm_up(self) -> None:
         """Let every method try the model once, so that no visitor waits for it; leave out those that it cannot do."""
         for method in tuple(self.methods):
-            race = self.start(replace(WARM_UP, methods=(method,)), Stop())
+            race = self._begin(replace(WARM_UP, methods=(method,)), self._encode(WARM_UP.prompt), Stop())
             try:
                 race.future.result()
             except SpecError as error:
@@ -69,6 +64,9 @@ class Racer:
         if not 0 < length <= most:
             remedy = "Shorten it, or take fewer new tokens."
             raise ConfigError("prompt", f"must have 1 to {most} tokens", f"{length} tokens", remedy)
+        return self._begin(settings, inputs, stop)
+
+    def _begin(self, settings: Settings, inputs: Inputs, stop: Stop) -> Race:
         rows = [*base_rows(), *self._rows(settings)]
         words = Words(self.loaded.tokenizer, inputs["input_ids"][0].tolist())
         race = Race(settings.prompt, self.is_chat, tuple(row.name for row in rows), self.facts, words)

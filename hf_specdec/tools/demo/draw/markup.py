@@ -1,8 +1,4 @@
-"""Text made harmless, and the short texts of the page: markup is escaped, control characters become signs.
-
-escaped("<b>\x1b[2J")      # "&lt;b&gt;\ufffd[2J"
-one_line("a\tb\n")         # "a⇥b⏎"
-"""
+"""Text made harmless, and the short texts of the page: markup is escaped, control characters become signs."""
 
 import html
 import unicodedata
