@@ -181,7 +181,26 @@ def _other_forward(model: Any) -> None:
     model.model.layers[0].mlp.forward = lambda states: -kept(states)
 
 
-CHANGES = [_in_place, _replaced, _moved, _hooked, _other_activation, _other_scale, _other_layer, _other_forward]
+def _transposed(model: Any) -> None:
+    model.model.layers[0].self_attn.o_proj.weight.data = model.model.layers[0].self_attn.o_proj.weight.data.t()
+
+
+def _configured(model: Any) -> None:
+    model.config.num_hidden_layers = 1
+
+
+CHANGES = [
+    _in_place,
+    _replaced,
+    _moved,
+    _hooked,
+    _other_activation,
+    _other_scale,
+    _other_layer,
+    _other_forward,
+    _transposed,
+    _configured,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -212,6 +231,30 @@ def test_a_change_in_the_middle_of_a_call_is_seen(change: Any) -> None:
     generated(model)
     expected = unrecorded(other, stopping_criteria=[at_ten(other)])
     assert generated(model, stopping_criteria=[at_ten(model)]).sequences.tolist() == expected.sequences.tolist()
+
+
+def test_records_of_different_calls_make_one_template() -> None:
+    model = model_of()
+    for _ in range(4):
+        generated(model, max_new_tokens=2)
+    output = generated(model)
+    assert output.spec_stats.num_replayed > 16, output.spec_stats.record_reason
+
+
+def test_records_of_inference_mode_stay_there() -> None:
+    model = model_of()
+    with torch.inference_mode():
+        expected = generated(model)
+    output = generated(model)
+    assert expected.spec_stats.num_replayed > 0 and output.spec_stats.num_replayed > 0
+    assert output.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_positions_beyond_a_table_are_an_error() -> None:
+    model = model_of("gpt2")
+    generated(model)
+    with pytest.raises(IndexError, match="out of range"):
+        generated(model, ids=PROMPT.repeat(1, 50), max_new_tokens=20)
 
 
 def test_copies_and_pickles_of_a_model_have_records_of_their_own() -> None:

@@ -258,7 +258,7 @@ def _kind_of(
     values = tuple((name, _plain(value)) for name, value in inputs.items())
     shapes = tuple((path, tensor.dtype, _shape_of(path, tensor, tokens)) for path, tensor in tensors.items())
     rows = len(cache.lengths), packed is not None, tokens == 1
-    return (values, shapes, rows, cache.dtype, torch.get_num_threads())
+    return (values, shapes, rows, cache.dtype, torch.get_num_threads(), torch.is_inference_mode_enabled())
 
 
 def _shape_of(path: str, tensor: torch.Tensor, tokens: int) -> tuple[int | None, ...]:

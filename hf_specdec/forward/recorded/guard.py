@@ -6,6 +6,7 @@ from operator import is_
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from hf_specdec.common.replaced import Replacement
 from hf_specdec.compat.modules import modules_of
@@ -36,20 +37,21 @@ def tensors_of_modules(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 class Guard:
-    """A model's modules as they are now: their attributes, weights and hooks, and where the weights are.
+    """A model's modules as they are now: attributes, configurations, weights, hooks, and where the weights are.
 
     A weight that changes in place stays the same; what is replaced, moved, added or switched does not.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = modules_of(model)
-        self._groups = [group for module in self._modules for group in _groups_of(module)]
+        configs = {id(config): vars(config) for config in map(_config_of, self._modules) if config is not None}
+        self._groups = [group for module in self._modules for group in _groups_of(module)] + [*configs.values()]
         self._types: list[Any] = list(map(type, self._modules))
         self._forwards = [(cls, cls.forward) for cls in set(self._types)]
         self._seen = self._now()
         self._values = _others(self._seen)
         self._weights = tensors_of_modules(model)
-        self._places = list(map(torch.Tensor.data_ptr, self._weights))
+        self._places = self._places_now()
 
     def holds(self) -> bool:
         """Returns whether the model is as it was."""
@@ -57,7 +59,7 @@ class Guard:
         return (
             ((len(now) == len(self._seen) and all(map(is_, now, self._seen))) or self._is_same(now))
             and list(map(type, self._modules)) == self._types
-            and list(map(torch.Tensor.data_ptr, self._weights)) == self._places
+            and self._places_now() == self._places
             and all(cls.forward is forward for cls, forward in self._forwards)
         )
 
@@ -69,8 +71,18 @@ class Guard:
         self._seen = now
         return True
 
+    def _places_now(self) -> list[tuple[Any, ...]]:
+        """Where the weights are in memory, and how they are laid out; the shape follows from sizes and strides."""
+        readers = (torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel)
+        return [tuple(map(reader, self._weights)) for reader in readers]
+
     def _now(self) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, self._groups)))
+
+
+def _config_of(module: torch.nn.Module) -> PreTrainedConfig | None:
+    config = vars(module).get("config")
+    return config if isinstance(config, PreTrainedConfig) else None
 
 
 def _others(values: list[Any]) -> list[Any]:

@@ -141,7 +141,7 @@ class Compiler:
         if not (_is_contiguous(weight) and _is_contiguous(ids) and ids.dtype == torch.int64):
             return None
         places = (*self._address(weight), *self._address(ids), *self._address(out))
-        return [_code(LOOKUP, *places, _numel(ids.shape), weight.shape[1] * weight.dtype.itemsize)]
+        return [_code(LOOKUP, *places, _numel(ids.shape), weight.shape[1] * weight.dtype.itemsize, weight.shape[0])]
 
     def _binary(self, function: int, args: tuple[Any, ...], out: View) -> list[Code] | None:
         first, second = args

@@ -47,7 +47,7 @@ class Program:
         self._bases[0] = 0
         parts = template.parts(tokens)
         self._room_size = max((room_of(part) for part in parts if isinstance(part, Codes)), default=0)
-        self._room = torch.empty(max(self._room_size * num_threads, 1))
+        self._room = torch.empty(max(self._room_size * num_threads, 1), dtype=torch.float32)
         self._layers = np.zeros((max(template.layers, default=0) + 1, LAYER), dtype=np.int64)
         self._masks = np.zeros((max(len(template.masks), 1), MASK), dtype=np.int64)
         self._inputs = [(path, self._tensor(ref)) for path, ref in template.arguments.items() if self._is_used(ref)]

@@ -28,7 +28,7 @@ typedef struct {
     float *room;       /* of each thread, `room_size` numbers */
     int64_t room_size;
     int (*team_size)(void); /* omp_get_num_threads: a team may have fewer threads than were asked for */
-    int num_threads, arrived, phase, entered, has_no_memory;
+    int num_threads, arrived, phase, entered, has_no_memory, is_outside;
 } Run;
 
 static inline char *place(const Run *run, const int64_t *code) { return run->bases[code[0]] + code[1]; }
@@ -190,11 +190,12 @@ static void map(Run *run, const int64_t *code, int64_t *counter, int64_t share) 
 }
 
 /* Rows of an embedding; ids are 64 bits wide. */
-static void lookup(const Run *run, const int64_t *code) {
+static void lookup(Run *run, const int64_t *code) {
     const char *weights = place(run, code);
     const int64_t *ids = (const int64_t *)(const void *)place(run, code + 2);
     for (int64_t t = 0; t < code[6]; t++)
-        memcpy(place(run, code + 4) + t * code[7], weights + ids[t] * code[7], (size_t)code[7]);
+        if (ids[t] < 0 || ids[t] >= code[8]) run->is_outside = 1;
+        else memcpy(place(run, code + 4) + t * code[7], weights + ids[t] * code[7], (size_t)code[7]);
 }
 
 /* What the first thread does alone. */
@@ -259,6 +260,10 @@ PyObject *core_replay(PyObject *Py_UNUSED(module), PyObject *args) {
     else follow(&run);
     Py_END_ALLOW_THREADS
     if (run.has_no_memory) return PyErr_NoMemory();
+    if (run.is_outside) {
+        PyErr_SetString(PyExc_IndexError, "index out of range in self");
+        return NULL;
+    }
     return new_none();
 }
 #endif
