@@ -23,7 +23,7 @@ from hf_specdec.kernels.masks import additive, prepared
 
 logger = logging.getLogger("hf_specdec")
 
-LEAST_FORWARDS = 4  # of a kind that a process has computed before one is recorded
+LEAST_FORWARDS = 12  # of a kind that a process has computed before one is recorded
 LEAST_FOR_PAGES = 16  # forwards that a process has computed before weights are put into pages of 2 MB
 MOST_BYTES = 64 << 20  # of all programs of a model
 MOST_TOKENS = 256  # of a forward
@@ -141,10 +141,9 @@ class RecordedForwards:
         tokens = ids.shape[1]
         kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         kind.count += 1
-        if kind.reason is not None or tokens > MOST_TOKENS or tokens in kind.refused:
+        is_settled = kind.reason is not None or tokens > MOST_TOKENS or tokens in kind.refused
+        if is_settled or kind.count < LEAST_FORWARDS:
             return Forward(compute())
-        if kind.count < LEAST_FORWARDS:
-            return Forward(compute(), is_usual=False)
         if self._guard is None or not self._guard.holds():
             self._drop(model)
             if self.reason is not None:
