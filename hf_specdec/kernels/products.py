@@ -127,10 +127,25 @@ def _grouped(
     """Products of consecutive rows with the matrices of `weights`, `(experts, in, out)`; `offs` are the rows' ends."""
     if offs is None or bias is not None or out_dtype is not None or weights.dim() != 3:
         return None
+    is_transposed = weights.is_contiguous()
+    matrix = weights[0] if is_transposed else weights[0].T
+    if not can_multiply(tokens, matrix, is_transposed=is_transposed):
+        return None
+    if (open_recorder := recorder()) is None:
+        return _by_experts(tokens, weights, offs)
+    with open_recorder.paused():
+        out = _by_experts(tokens, weights, offs)
+    open_recorder.call(_by_experts, (tokens, weights, offs), {}, out)
+    return out
+
+
+def _by_experts(tokens: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """See `_grouped`; which rows are an expert's is read anew in each forward."""
     is_transposed, ends = weights.is_contiguous(), offs.tolist()
     matrices = (weights if is_transposed else weights.transpose(1, 2)).unbind()
-    if ends[-1] != len(tokens) or not can_multiply(tokens, matrices[0], is_transposed=is_transposed):
-        return None
+    if ends[-1] != len(tokens):
+        result: torch.Tensor = grouped_mm(tokens, weights, offs=offs)
+        return result
     out = tokens.new_empty(len(tokens), weights.shape[2])
     for matrix, start, end in zip(matrices, [0, *ends], ends, strict=False):
         if start < end:

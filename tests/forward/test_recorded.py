@@ -18,6 +18,8 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 import hf_specdec
@@ -53,6 +55,12 @@ def gemma() -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=kinds))
 
 
+def qwen3_moe() -> Qwen3MoeForCausalLM:
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, initializer_range=0.2)
+    )
+
+
 def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=128, n_positions=512, n_embd=64, n_layer=2, n_head=4, eos_token_id=None)
@@ -64,6 +72,7 @@ MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
     "gemma3": gemma,
+    "qwen3_moe": qwen3_moe,
     "gpt2": gpt2,
 }
 
@@ -233,12 +242,15 @@ def test_a_change_in_the_middle_of_a_call_is_seen(change: Any) -> None:
     assert generated(model, stopping_criteria=[at_ten(model)]).sequences.tolist() == expected.sequences.tolist()
 
 
-def test_records_of_different_calls_make_one_template() -> None:
-    model = model_of()
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_records_of_the_same_tokens_serve_others(name: str) -> None:
+    model = model_of(name)
     for _ in range(4):
         generated(model, max_new_tokens=2)
-    output = generated(model)
+    output = generated(model, output_logits=True)
+    expected = unrecorded(model, output_logits=True)
     assert output.spec_stats.num_replayed > 16, output.spec_stats.record_reason
+    assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
 
 
 def test_records_of_inference_mode_stay_there() -> None:
