@@ -53,7 +53,7 @@ def test_fields_are_options_with_their_names_and_defaults() -> None:
     assert all(words in result.output for words in ("What it does.", "How wide.", "--before"))
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "summarize", "serve", "bench"])
+@pytest.mark.parametrize("command", ["generate", "chat", "summarize", "serve"])
 def test_every_command_that_generates_knows_every_list_form(run: Run, command: str) -> None:
     for words, field in WRONG.items():
         option, _, value = words.partition("=")

@@ -55,6 +55,9 @@ class _Kind:
         records (`list[Record]`): recorded so far, two at most.
         template (`Template | None`): of the two.
         programs: by the number of tokens, those that have been compared with the model's forward.
+        lengths: of the cached rows, before the recorded forwards.
+        is_checked (`bool`): whether a third record of another length was what the template says; of one number of
+            tokens two are enough.
         refused: numbers of tokens whose program was not equal to the model's forward.
         reason (`str | None`): why none is recorded.
         returns: class of the outputs.
@@ -64,6 +67,8 @@ class _Kind:
     records: list[Record] = field(default_factory=list)
     template: Template | None = None
     programs: dict[int, Program] = field(default_factory=dict)
+    lengths: list[tuple[int, ...]] = field(default_factory=list)
+    is_checked: bool = False
     refused: set[int] = field(default_factory=set)
     reason: str | None = None
     returns: type[Any] = dict
@@ -156,8 +161,13 @@ class RecordedForwards:
                 cache.append(kind.template.layers, tokens, packed)
                 outputs = kind.returns(**program.run(arguments, _numbers_of(masks), cache, packed))
                 return Forward(outputs, is_replayed=True)
-            if kind.template is None or not kind.template.is_of(tokens):
-                return Forward(self._record(kind, compute, model, arguments, masks, tokens), is_usual=False)
+            is_new = kind.template is None or not kind.template.is_of(tokens)
+            if (is_new or not kind.is_checked) and lengths in kind.lengths:  # would not show what depends on these
+                return Forward(compute())
+            if is_new or not kind.is_checked:
+                kind.lengths.append(lengths)
+                outputs = self._record(kind, compute, model, arguments, masks, tokens)
+                return Forward(outputs, is_usual=False)
             outputs = self._compare(kind, compute, arguments, masks, tokens, cache, packed)
             return Forward(outputs, is_usual=False)
         except NotRecordable as reason:
@@ -188,11 +198,17 @@ class RecordedForwards:
             outputs = compute()
         kind.returns = type(outputs)
         record = trace.record(tokens, _refs_of(dict(outputs), trace))
+        if kind.template is not None and kind.template.is_of(tokens):
+            template, kind.template = kind.template, None
+            template.check_against(record)
+            kind.template, kind.is_checked = template, True
+            return outputs
         if len(kind.records) == 2:
             kind.records, kind.template = kind.records[:1], None
         kind.records.append(record)
         if len(kind.records) == 2:
             kind.template = Template(kind.records[0], kind.records[1], list(masks))
+            kind.is_checked = kind.records[0].tokens == tokens
         return outputs
 
     def _compare(

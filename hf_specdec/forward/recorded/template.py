@@ -69,7 +69,7 @@ class Template:
         self.outputs, self.arguments = self._merged(first.outputs, second.outputs), first.arguments
         self.slots, self.num_slots = _slots_of(first)
         self.layers = sorted({step.kwargs["layer"] for step in steps if step.function == "update"})
-        self._parts = self._compiled(first, second, steps)
+        self._steps, self._parts = steps, self._compiled(first, second, steps)
         self.fresh = self._returned()
 
     def is_of(self, tokens: int) -> bool:
@@ -91,6 +91,22 @@ class Template:
         """The view with a number, in a forward of so many tokens."""
         view: View = _at(self._views[ref], tokens)
         return view
+
+    def check_against(self, record: Record) -> None:
+        """Raise unless a further record is what this says of so many tokens.
+
+        Raises:
+            NotRecordable: numbers that grew with the tokens of the first two records grow by something else.
+        """
+        tokens = record.tokens
+        is_same = len(record.steps) == len(self._steps) and len(record.views) == len(self._views)
+        is_same = is_same and all(
+            _at(view, tokens) == other for view, other in zip(self._views, record.views, strict=True)
+        )
+        if not is_same or any(
+            _at(step, tokens) != other for step, other in zip(self._steps, record.steps, strict=True)
+        ):
+            raise NotRecordable("its forward depends on the number of cached tokens")
 
     def check(self, tokens: int) -> None:
         """Raise unless every tensor of a forward of so many tokens lies within its memory.

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-import hf_specdec
 from hf_specdec.compat import CACHE
 from hf_specdec.errors import UnsupportedModelError
 from tests.helpers.support import PROMPT, plain
@@ -128,14 +127,3 @@ def test_lookahead_is_refused_where_only_chains_are_verified(zoo: Any, family: s
     with pytest.raises(UnsupportedModelError, match="needs a model that verifies trees") as caught:
         zoo(family).generate(PROMPT, max_new_tokens=4, spec_method="lookahead")
     assert "'draft_model'" in str(caught.value) and "'prompt_lookup'" in str(caught.value)
-
-
-@pytest.mark.parametrize("part", ["", "decoder"])
-def test_compilation_is_named_where_it_is_the_reason_against_trees(part: str) -> None:
-    model = hf_specdec.enable(build(FAMILIES["t5"]))
-    model.get_submodule(part).compile(backend="eager")
-    with (
-        torch.compiler.set_stance("force_eager"),
-        pytest.raises(UnsupportedModelError, match="it is compiled, and a compiled forward leaves out the hooks"),
-    ):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="lookahead")
