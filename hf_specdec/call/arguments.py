@@ -44,8 +44,8 @@ def own_arguments() -> tuple[str, ...]:
 
 @functools.cache
 def _usual_names() -> frozenset[str]:
-    """Names that most calls of `generate` have, and those of this package."""
-    names = {*inspect.signature(GenerationMixin.generate).parameters, *vars(GenerationConfig()), *own_arguments()}
+    """Names that most calls of `generate` have."""
+    names = {*inspect.signature(GenerationMixin.generate).parameters, *vars(GenerationConfig())}
     return frozenset(names | {"input_ids", "attention_mask", "tokenizer", "assistant_tokenizer"})
 
 
@@ -55,8 +55,8 @@ def check_spelling(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None
     Raises:
         ConfigError: names the nearest argument that there is.
     """
-    for name in arguments.keys() - _usual_names():
-        close = difflib.get_close_matches(name, own_arguments(), n=1, cutoff=0.75)
+    for name in arguments.keys() - _usual_names() - set(own := own_arguments()):
+        close = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
         if close and name not in known_settings(model):
             raise ConfigError(name, "must be an argument of generate", arguments[name], f"Did you mean {close[0]!r}?")
 

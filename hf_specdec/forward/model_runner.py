@@ -300,7 +300,7 @@ class ModelRunner:
                 self.rows.num_cached[0],
                 reuses_tensors=self._checked is not None,
                 makes_masks=self.compiled is not None and self.compiled.makes_masks,
-                always_masks=self.forwards.needs_masks,
+                always_masks=self.forwards.needs_masks and self.tier == "tree",
             )
         return self._inputs
 

@@ -24,7 +24,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec.forward.recorded import forwards
-from hf_specdec.forward.recorded.guard import Guard, foreign_part
+from hf_specdec.forward.recorded.guard import foreign_part
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.huge_pages import use_huge_pages
 
@@ -315,16 +315,6 @@ def test_foreign_code_is_named_and_not_recorded() -> None:
     output = generated(model)
     assert output.spec_stats.num_replayed == 0
     assert output.spec_stats.record_reason == "Foreign is not torch's or transformers'"
-
-
-def test_a_guard_holds_until_something_is_replaced() -> None:
-    model = llama()
-    guard = Guard(model)
-    assert guard.holds()
-    _in_place(model)
-    assert guard.holds()
-    _moved(model)
-    assert not guard.holds()
 
 
 def test_short_calls_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

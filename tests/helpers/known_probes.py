@@ -60,7 +60,9 @@ def _look(model: Any) -> tuple[Hashable, ...]:
 
 def _sum(weight: torch.Tensor) -> float:
     """On the CPU, so that the emulated device lists no read."""
-    return float(getattr(weight, "raw", weight).float().sum())
+    weight = getattr(weight, "raw", weight)
+    numbers = weight.dequantize() if hasattr(weight, "qdata") else weight  # torchao's have no sums
+    return float(numbers.float().sum())
 
 
 def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:

@@ -261,7 +261,7 @@ def test_a_plan_says_why_roundings_may_differ(family: str) -> None:
     assert output.spec_stats.plan.rounding_reason.startswith(OTHERS[family])
 
 
-@pytest.mark.parametrize("what", ["autocast", "deterministic", "attentions"])
+@pytest.mark.parametrize("what", ["autocast", "deterministic"])
 def test_a_call_that_leaves_all_to_torch_says_so(what: str) -> None:
     """Whatever an earlier call found."""
     model = family_model("qwen2", torch.bfloat16)
@@ -270,11 +270,9 @@ def test_a_call_that_leaves_all_to_torch_says_so(what: str) -> None:
     with contextlib.ExitStack() as stack:
         if what == "autocast":
             stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
-        elif what == "deterministic":
+        else:
             torch.use_deterministic_algorithms(True)
             stack.callback(torch.use_deterministic_algorithms, False)
-        else:
-            settings["output_attentions"] = True
         plan = model.generate(PROMPT, spec_method="prompt_lookup", **settings).spec_stats.plan
     assert usual.rounding_reason is None
     assert plan.rounding_reason is not None

@@ -119,7 +119,8 @@ class RecordedForwards:
         Args:
             compute: the forward by the model's own code, with the kernels of the core.
         """
-        if self.reason is not None or not cpu.is_usual() or not self._lock.acquire(blocking=False):
+        is_used = self.reason is None and cpu.core is not None and cpu.is_usual()
+        if not is_used or not self._lock.acquire(blocking=False):
             return Forward(compute())
         try:
             return self._forward(compute, model, inputs, cache, packed)

@@ -100,12 +100,8 @@ class Template:
         """
         tokens = record.tokens
         is_same = len(record.steps) == len(self._steps) and len(record.views) == len(self._views)
-        is_same = is_same and all(
-            _at(view, tokens) == other for view, other in zip(self._views, record.views, strict=True)
-        )
-        if not is_same or any(
-            _at(step, tokens) != other for step, other in zip(self._steps, record.steps, strict=True)
-        ):
+        mine, others = (*self._views, *self._steps), (*record.views, *record.steps)
+        if not is_same or any(_at(part, tokens) != other for part, other in zip(mine, others, strict=True)):
             raise NotRecordable("its forward depends on the number of cached tokens")
 
     def check(self, tokens: int) -> None:
