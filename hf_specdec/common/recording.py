@@ -1,4 +1,4 @@
-"""Where the core's calls are noted while a forward is recorded.
+"""Notes of the core's calls, taken while a forward is recorded.
 
 Kernels report what they compute to the recorder that is open in their thread, if one is.
 """

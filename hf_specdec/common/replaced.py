@@ -46,7 +46,7 @@ here = Here()
 
 
 class Replacement:
-    """What is called in the place of a module's `forward` while a block is open in any thread.
+    """Callable in the place of a module's `forward` while a block is open in any thread.
 
     Subclasses define `__call__`, which calls `original` where `here` says nothing of the block. Two threads share the
     first one of a class that is put on a module, so it keeps nothing of a call.

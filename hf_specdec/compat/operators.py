@@ -14,7 +14,7 @@ READING = frozenset({"_local_scalar_dense", "nonzero", "item", "equal", "is_nonz
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known of an operator.
+    """Properties of an operator.
 
     Attributes:
         name (`str`): without its namespace and overload.
@@ -32,7 +32,7 @@ class Operator:
 
 
 def operator_of(function: Any) -> Operator:
-    """What is known of an operator that a dispatch mode sees."""
+    """Properties of an operator that a dispatch mode sees."""
     schema = function._schema
     name = schema.name.partition("::")[2].partition(".")[0]
     decides = name in READING or torch.Tag.nondeterministic_seeded in function.tags
