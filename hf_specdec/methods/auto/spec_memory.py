@@ -11,13 +11,34 @@ ids of texts, so treat a saved file as you treat the texts.
 
 import copy
 import os
+from array import array
+from collections.abc import Mapping
 
-from hf_specdec.errors import ConfigError
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from hf_specdec.common.files import check_path, replacing
+from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.auto.adaptive_weights import GREEDY, SAMPLED, AdaptiveWeights
-from hf_specdec.methods.auto.memory_file import MemoryFile
-from hf_specdec.methods.auto.recycled_logits import RecycledLogits
-from hf_specdec.methods.common.config import MAX_KEPT, check_positive
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.auto.recycled_logits import NOTHING, RecycledLogits, Rows
+from hf_specdec.methods.common.config import MAX_KEPT, check_flag, check_positive
+from hf_specdec.methods.common.ngram.pool import BOUNDARY, NgramPool
+
+FORMAT = "hf_specdec memory 2"
+REMEDY = "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
+KINDS = ("greedy", "sampled")  # of texts, with what was learned of each
+TEXTS = ("texts.old", "texts.young")
+LEARNED = ("weights", "seen", "expected", "accepted")  # arrays of `AdaptiveWeights`
+MOST = 1000.0  # of weights, log odds, gains and counts; what is learned stays far below
+RANGES = {  # of a file's tensors, by the last part of their names
+    **dict.fromkeys(("old", "young"), (BOUNDARY, np.inf)),
+    **dict.fromkeys(("keys", "stamps"), (1, np.inf)),
+    **dict.fromkeys(("places", "seen"), (0, np.inf)),
+    **dict.fromkeys(("evidence", "expected", "accepted"), (0, MOST)),
+    **dict.fromkeys(("weights", "gains"), (-MOST, MOST)),
+    "tokens": (NOTHING, np.inf),
+}
 
 
 class SpecMemory:
@@ -61,9 +82,7 @@ class SpecMemory:
         Raises:
             ConfigError: `is_sampled` is neither True nor False.
         """
-        if not isinstance(is_sampled, bool):
-            remedy = "Write True for sampled texts, False for greedy ones."
-            raise ConfigError("is_sampled", "must be True or False", is_sampled, remedy)
+        check_flag("is_sampled", is_sampled, "Write True for sampled texts, False for greedy ones.")
         return self.sampled if is_sampled else self.greedy
 
     def merge(self, other: "SpecMemory") -> None:
@@ -77,15 +96,15 @@ class SpecMemory:
         if not isinstance(other, SpecMemory):
             remedy = "Files are read by SpecMemory.load(path)."
             raise ConfigError("other", "must be a SpecMemory", type(other).__name__, remedy)
-        known = set(self.pool.texts())
+        texts = set(self.pool.texts())
         for text in other.pool.texts():
-            if text not in known:
+            if text not in texts:
                 self.pool.add(text)
         self.recycled.merge(other.recycled)
-        for is_sampled in (False, True):
-            theirs = other.adaptive_weights(is_sampled)
-            if sum(theirs.seen) > sum(self.adaptive_weights(is_sampled).seen):
-                setattr(self, "sampled" if is_sampled else "greedy", copy.deepcopy(theirs))
+        for kind in KINDS:
+            weights: AdaptiveWeights = getattr(other, kind)
+            if sum(weights.seen) > sum(getattr(self, kind).seen):
+                setattr(self, kind, copy.deepcopy(weights))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; calls that use the memory meanwhile go on.
@@ -95,9 +114,11 @@ class SpecMemory:
         Raises:
             OSError: the folder is missing, or cannot be written to.
         """
-        file = MemoryFile.of_bounds(*self.bounds)
-        file.put(self.pool, self.recycled, {"greedy": self.greedy, "sampled": self.sampled})
-        file.write(path)
+        check_path("path", path, "a file to write")
+        max_tokens, max_entries = map(str, self.bounds)
+        content = save(self._tensors(), {"format": FORMAT, "max_tokens": max_tokens, "max_entries": max_entries})
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "SpecMemory":
@@ -108,13 +129,73 @@ class SpecMemory:
         Raises:
             ConfigError: the file is missing or damaged, or is another kind of file.
         """
-        file = MemoryFile.read(path)
-        with file.checked():
-            memory = cls(*file.bounds)
-            file.fill(memory.pool, memory.recycled, {"greedy": memory.greedy, "sampled": memory.sampled})
+        check_path("path", path, "a file that SpecMemory.save wrote")
+        try:
+            with safe_open(os.fspath(path), framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"its format is not {FORMAT!r}")
+            memory = cls(int(metadata["max_tokens"]), int(metadata["max_entries"]))
+            memory._restore(tensors)
+        except (OSError, SafetensorError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+            rule = f"must be a whole file of a memory ({reason})"
+            raise ConfigError("spec_memory", rule, os.fspath(path), REMEDY) from error
         return memory
+
+    def _learned(self) -> dict[str, AdaptiveWeights]:
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+    def _tensors(self) -> dict[str, Rows]:
+        """All contents by their names in a file."""
+        tensors = {
+            name: np.array(tokens, dtype=np.int32) for name, tokens in zip(TEXTS, self.pool.generations(), strict=True)
+        }
+        tensors |= {f"recycled.{name}": rows for name, rows in self.recycled.export().items()}
+        for kind, weights in self._learned().items():
+            tensors |= {f"{kind}.{name}": np.array(getattr(weights, name)) for name in LEARNED}
+            tensors[f"{kind}.gains"] = np.array(weights.gains, dtype=np.float64)
+        return tensors
+
+    def _restore(self, tensors: Mapping[str, Rows]) -> None:
+        """Fill this empty memory; a `ValueError` says what is wrong with the tensors of a file."""
+        for name, empty in self._tensors().items():
+            _check_tensor(name, tensors[name], empty)
+        for name in TEXTS:
+            tokens, most = tensors[name], self.pool.max_tokens // 2
+            _check(len(tokens) <= most and tokens[-1:].tolist() in ([], [BOUNDARY]), f"{name} is too long, or cut")
+        self.pool.restore(*(tensors[name].tolist() for name in TEXTS))
+        entries = {name: tensors[f"recycled.{name}"] for name in self.recycled.export()}
+        count = len(set(entries["places"].tolist()))
+        _check(
+            {len(rows) for rows in entries.values()} == {count}, "entries of recycled logits are not as many as places"
+        )
+        self.recycled.restore(entries)
+        for kind, weights in self._learned().items():
+            for name in LEARNED:
+                values: array[float] = getattr(weights, name)
+                values[:] = array(values.typecode, tensors[f"{kind}.{name}"].tolist())
+            weights.gains = tensors[f"{kind}.gains"].tolist()
+            for place in range(len(weights.factors)):
+                weights.correct(place)
 
 
 def _check_bounds(max_tokens: int, max_entries: int) -> None:
     check_positive("max_tokens", max_tokens, "The default is 1000000.", most=MAX_KEPT)
     check_positive("max_entries", max_entries, "The default is 262144.", most=MAX_KEPT)
+
+
+def _check_tensor(name: str, rows: Rows, empty: Rows) -> None:
+    """Raise unless a tensor has the type and sizes that an empty memory's has, but for a length, and its range."""
+    part = name.rpartition(".")[2]
+    length = (empty if part in LEARNED else rows).shape[:1]
+    fits = rows.ndim == empty.ndim and rows.shape == (*length, *empty.shape[1:])
+    _check(fits and rows.dtype == empty.dtype, f"{name} is {rows.dtype} of shape {rows.shape}")
+    least, most = RANGES[part]
+    _check(bool(((rows >= least) & (rows <= most)).all()), f"{name} has values out of range")
+
+
+def _check(holds: bool, reason: str) -> None:
+    if not holds:
+        raise ValueError(reason)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save, save_file
 
 import hf_specdec
 from hf_specdec.errors import SpecError
@@ -161,16 +162,15 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="session")
-def remembered() -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def remembered(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors of a memory that has seen texts, and the file's metadata."""
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="auto", spec_config={"num_nodes": 4})
     memory = hf_specdec.spec_memory(model)
-    from hf_specdec.methods.auto.memory_file import MemoryFile
-
-    file = MemoryFile.of_bounds(*memory.bounds)
-    file.put(memory.pool, memory.recycled, {"greedy": memory.greedy, "sampled": memory.sampled})
-    return file.tensors, file.metadata
+    path = tmp_path_factory.mktemp("remembered") / "memory"
+    memory.save(path)
+    with safe_open(path, framework="pt") as file:
+        return load_file(path), file.metadata()
 
 
 ODD = [float("nan"), float("inf"), -1.0, 1e308, -1e308, 2.0**31 - 1, 1e5, 0.0]
