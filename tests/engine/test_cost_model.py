@@ -5,11 +5,12 @@ import math
 import random
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from hf_specdec.engine.cost import cost_model as module
-from hf_specdec.engine.cost.cost_model import CostCurve, DraftSpeed, StepCosts
+from hf_specdec.engine.cost.cost_model import SIZES, CostCurve, DraftSpeed, StepCosts
 from hf_specdec.forward.networks import runner_base
 from hf_specdec.forward.networks.runner_base import network_of
 from hf_specdec.methods.common.drafter import TOKEN_COST
@@ -19,25 +20,16 @@ def linear(slope: float = 0.1) -> CostCurve:
     return CostCurve(slope)
 
 
+def learn(curve: CostCurve, seconds: dict[int, float]) -> None:
+    """Let a curve be known at some of its sizes, with lines in between."""
+    curve.ratios = np.interp(SIZES, list(seconds), [taken / seconds[1] for taken in seconds.values()]).tolist()
+    curve.counts = [32 * (size in seconds) for size in SIZES]
+    curve._slopes = {}
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 11, 64, 100, 128, 200])
 def test_between_and_beyond_its_points_a_curve_is_made_of_lines(size: int) -> None:
     assert linear(0.25).ratio(size) == pytest.approx(1.0 + 0.25 * (size - 1))
-
-
-def test_measured_times_become_ratios_with_lines_between_them() -> None:
-    curve = linear()
-    curve.set({1: 0.02, 8: 0.03, 64: 0.058})
-    assert [curve.ratio(size) for size in (1, 8, 64)] == pytest.approx([1.0, 1.5, 2.9])
-    assert curve.ratio(4) == pytest.approx(1.0 + 0.5 * 3 / 7)
-    assert curve.ratio(32) == pytest.approx(1.5 + 1.4 * 24 / 56)
-    assert curve.ratio(128) == pytest.approx(2.9 + 64 * (1.4 + 0.1 * 16) / (56 + 16))
-
-
-def test_noise_in_a_measurement_makes_no_forward_free() -> None:
-    curve = linear()
-    curve.set({1: 0.02, 2: 0.001, 8: 0.03})
-    assert curve.ratio(2) == 0.5
-    assert curve.ratio(1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -52,7 +44,7 @@ def test_noise_in_a_measurement_makes_no_forward_free() -> None:
 )
 def test_the_least_that_a_token_adds_at_some_size(times: dict[int, float], limit: int, expected: float) -> None:
     curve = linear(0.0)
-    curve.set(times)
+    learn(curve, times)
     assert curve.least_slope(limit) == pytest.approx(expected, abs=1e-9)
 
 
@@ -102,7 +94,7 @@ def test_rows_that_leave_a_batch_take_its_curve_along() -> None:
     assert costs.curve(1).ratio(2) == pytest.approx(1.3)
     assert costs.curve(2).ratio(2) == pytest.approx(1.9 / 1.3)  # four tokens over two
     many = costs.curve(8)
-    many.set({1: 0.02, 2: 0.022, 4: 0.03, 16: 0.08, 128: 0.5})
+    learn(many, {1: 0.02, 2: 0.022, 4: 0.03, 16: 0.08, 128: 0.5})
     many.seconds_of_one = 0.02
     few = costs.curve(4)
     assert few.seconds_of_one == pytest.approx(0.02 * 0.95)
@@ -114,7 +106,7 @@ def test_rows_that_leave_a_batch_take_its_curve_along() -> None:
 
 def test_a_share_of_rows_always_takes_some_time() -> None:
     costs = StepCosts(0.3)
-    costs.curve(16).set({1: 0.01, 2: 0.09, 128: 1.0})
+    learn(costs.curve(16), {1: 0.01, 2: 0.09, 128: 1.0})
     costs.curve(16).seconds_of_one = 0.01
     assert costs.curve(1).seconds_of_one == pytest.approx(0.01 / 16)
     assert min(costs.curve(1).ratios) >= 0.5
@@ -145,16 +137,6 @@ def test_a_first_token_that_was_disturbed_is_corrected_by_the_next_three(after: 
         curve.observe(1, 0.01)
     assert curve.seconds_of_one == pytest.approx(0.01, rel=0.15)
     assert curve.ratio(12) == pytest.approx(1.0 + 0.045 * 11, rel=0.2)
-
-
-def test_a_machine_that_turns_fast_for_all_sizes_keeps_the_shape() -> None:
-    curve = linear(0.045)
-    for seconds in (0.0135, 0.01):
-        for size in (1, 8, 12, 16) * 3:
-            curve.observe(size, seconds * (1.0 + 0.045 * (size - 1)))
-    assert curve.seconds_of_one == pytest.approx(0.01, rel=0.03)
-    for size in (8, 12, 16, 32):
-        assert curve.ratio(size) == pytest.approx(1.0 + 0.045 * (size - 1), rel=0.05)
 
 
 @pytest.mark.parametrize("first", [0.02, 0.01])
@@ -210,7 +192,7 @@ def test_a_draft_network_s_speed_is_learned_from_two_steps() -> None:
 def test_a_token_is_assumed_to_cost_the_same_whatever_the_clock_says() -> None:
     costs = StepCosts.of_device(torch.device("cpu"))
     assert costs.token_cost(1, 4, dtype=torch.float32) == TOKEN_COST
-    costs.curve(1).set({1: 1.0, 8: 1.07})
+    learn(costs.curve(1), {1: 1.0, 8: 1.07})
     assert costs.token_cost(1, 4, dtype=torch.float32) == TOKEN_COST
     assert StepCosts.of_device(torch.device("cuda")).token_cost(1, 4, dtype=torch.float32) < TOKEN_COST / 4
 

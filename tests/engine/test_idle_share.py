@@ -11,6 +11,7 @@ from hf_specdec.common.stats import SpecStats
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
+from tests.helpers.cover import wide_but
 from tests.helpers.device_clock import measure_steps
 
 FORWARD = 1e-3  # seconds
@@ -26,7 +27,7 @@ def loaded() -> LoadedModel:
     return load_model(dtype="fp32", device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", wide_but(["auto"], WAYS))
 def test_texts_over_the_emulated_device_are_plain_generates(loaded: LoadedModel, way: str) -> None:
     """`measure_steps` raises where a text differs; times are for `python -m tests.helpers.device_clock` to print."""
     steps = measure_steps(loaded, FORWARD, num_texts=1, **WAYS[way])

@@ -49,17 +49,6 @@ def test_a_masked_call_is_the_kernel_s(attention: KernelAttention) -> None:
     assert attention.kernel.calls == [(10, 12, True)]  # type: ignore[attr-defined]
 
 
-def test_the_scale_has_a_default(attention: KernelAttention) -> None:
-    given = arguments()
-    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
-
-
-def test_one_token_without_a_mask_sees_everything(attention: KernelAttention) -> None:
-    given = arguments(queries=1) | {"attention_mask": None}
-    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
-    assert attention.kernel.calls == [(2, 12, False)]  # type: ignore[attr-defined]
-
-
 def test_a_prompt_without_a_mask_is_torch_s_causal_kernel(attention: KernelAttention) -> None:
     """It needs no mask and copies no keys; a kernel without a bias would see the future."""
     given = arguments(keys=5) | {"attention_mask": None}
@@ -143,11 +132,6 @@ def test_an_argument_that_only_the_model_s_function_names_is_its_own(
     torch.testing.assert_close(attention(layer_of("llama"), **arguments(), scaling=0.25, slope=2.0)[0], plainly * 2.0)
 
 
-def test_sinks_without_a_function_for_them_are_refused(attention: KernelAttention) -> None:
-    with pytest.raises(UnsupportedModelError, match="'s_aux'.*eager"):
-        attention(torch.nn.Linear(1, 1), **arguments(), s_aux=torch.zeros(4))
-
-
 REASONS: dict[str, dict[str, Any]] = {
     "heads of this size": arguments(head_dim=10),
     "dropout is wanted": arguments() | {"dropout": 1e-12},
@@ -201,18 +185,3 @@ def test_a_kernel_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records] == [
         "'refusing' attention uses torch's own instead: No operator found for this"
     ]
-
-
-def test_a_mask_of_another_shape_is_torch_s(attention: KernelAttention) -> None:
-    given = arguments(batch=2)
-    given["attention_mask"] = given["attention_mask"][:, :, :1]
-    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
-    assert attention.kernel.calls == []  # type: ignore[attr-defined]
-
-
-def test_a_compiled_forward_stays_in_one_piece(attention: KernelAttention) -> None:
-    """Choosing a kernel is Python that cannot be compiled; torch's attention is what compiles."""
-    module, given = layer_of("qwen2"), arguments()
-    compiled = torch.compile(lambda: attention(module, **given)[0], backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(), sdpa(module, **given))
-    assert attention.kernel.calls == []  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers.attention import strict_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
-from tests.helpers.support import PROMPT, noisy_copy, plain, results_of
+from tests.helpers.support import PROMPT, plain
 from tests.kernels.families import OFFERED, STRICT, WITHOUT_KERNEL, family_model, implementation, padded
 
 pytestmark = pytest.mark.each_value_in_file
@@ -90,13 +90,6 @@ def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None
         assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gemma2", "gpt_oss", "phi3", "mixtral", "qwen3"])
-def test_the_probe_finds_trees(family: str) -> None:
-    with implementation(family_model(family), STRICT) as model:
-        capability = hf_specdec.capability(model)
-    assert (capability.tier, capability.attention) == ("tree", STRICT)
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
 def test_a_static_cache_gives_the_same_text(family: str) -> None:
     """Its buffers go on behind the text, and the mask hides what is not text yet."""
@@ -107,27 +100,3 @@ def test_a_static_cache_gives_the_same_text(family: str) -> None:
         for method in ("prompt_lookup", "lookahead"):
             output = model.generate(PROMPT, **GREEDY, cache_implementation="static", spec_method=method)
             assert torch.equal(output, expected)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma2"])
-def test_many_prompts_are_each_alone(family: str) -> None:
-    """Rows of different lengths come and go; how much text all of them see changes with each."""
-    model = family_model(family)
-    prompts = [PROMPT[0, : 30 - 4 * row].tolist() for row in range(5)]
-    expected = [plain(model, torch.tensor([prompt]), **GREEDY)[0].tolist() for prompt in prompts]
-    with implementation(model, STRICT):
-        for result in results_of(model, prompts, max_batch_size=2, spec_method="prompt_lookup", **GREEDY):
-            assert [*result.prompt, *result.token_ids] == expected[result.index]
-
-
-def test_a_draft_model_may_have_it_too() -> None:
-    model, draft = family_model("llama"), noisy_copy(family_model("llama"))
-    expected = plain(model, PROMPT, **GREEDY)
-    hf_specdec.enable(draft)
-    config = {"confidence_threshold": 0.0, "num_branches": 3}
-    with implementation(model, STRICT), implementation(draft, STRICT):
-        output = model.generate(
-            PROMPT, **GREEDY, assistant_model=draft, draft_model_config=config, return_dict_in_generate=True
-        )
-    assert torch.equal(output.sequences, expected)
-    assert output.spec_stats.num_accepted_tokens > 0

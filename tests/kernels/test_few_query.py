@@ -13,7 +13,7 @@ from hf_specdec.common.replaced import replaced
 from hf_specdec.kernels import core_attention, cpu
 from hf_specdec.kernels.core_attention import CoreAttention
 from hf_specdec.kernels.few_query import FewQueryAttention
-from tests.kernels.layer_cases import decided, has_core, writes_plains_text
+from tests.kernels.layer_cases import has_core
 from tests.kernels.test_attention_function import arguments, layer_of
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -185,16 +185,6 @@ def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(
     assert calls == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_fp32_alone_is_timed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(cpu, "trial", lambda *size: seen.append(size) or decided(is_ours=False))
-    given = {name: part.to(dtype) if torch.is_tensor(part) else part for name, part in case(3, 50).items()}
-    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(attended(given).double(), exact(given), atol=tolerance, rtol=10 * tolerance)
-    assert len(seen) == (dtype == torch.float32)
-
-
 def test_the_core_refuses_what_it_cannot_attend_to() -> None:
     numbers = torch.zeros(4096)
     addresses = (numbers.data_ptr(),) * 7
@@ -207,13 +197,6 @@ def test_the_core_refuses_what_it_cannot_attend_to() -> None:
     ):
         with pytest.raises(ValueError, match="no attention"):
             cpu.core.attention(addresses, (1, 1, 1, 1, 4, dim, value_dim), (0,) * 10, (1.0, 0.0), kind, threads, team)
-
-
-@pytest.mark.at_most(2)
-@pytest.mark.parametrize("method", ["auto", "prompt_lookup", "lookahead", "draft_model", "eagle3", "plain"])
-def test_every_method_writes_plains_text_with_the_cores_attention(method: str, calls: list[tuple[int, ...]]) -> None:
-    writes_plains_text(method)
-    assert calls
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)

@@ -33,15 +33,6 @@ def test_outside_of_a_block_and_in_other_threads_torch_computes(products: list[i
     assert products == [3]
 
 
-def test_a_block_leaves_nothing_behind_also_after_an_error(products: list[int]) -> None:
-    module, given = torch.nn.Sequential(layer(256, 256), layer()), tokens(3, 256)
-    before = [dict(vars(part)) for part in module]
-    with pytest.raises(RuntimeError, match="shapes"):
-        inside(module, tokens(3, 128))
-    inside(module, given)
-    assert [vars(part) for part in module] == before
-
-
 def test_a_copy_made_in_a_block_is_a_layer_as_any_other_after_the_next_block(products: list[int]) -> None:
     module, given = layer(), tokens(3, 256)
     with torch.no_grad(), FewTokenLayers(module):
@@ -52,26 +43,6 @@ def test_a_copy_made_in_a_block_is_a_layer_as_any_other_after_the_next_block(pro
     inside(twin, given)
     assert products == [3]
     assert "forward" not in vars(twin)
-
-
-def test_blocks_of_two_threads_do_not_end_each_other(products: list[int]) -> None:
-    module, given = layer(), tokens(3, 256)
-    entered, may_leave = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with torch.no_grad(), FewTokenLayers(module):
-            entered.set()
-            may_leave.wait(60)
-            module(given)
-
-    thread = threading.Thread(target=other)
-    with torch.no_grad(), FewTokenLayers(module):
-        thread.start()
-        assert entered.wait(60)
-    assert "forward" in vars(module)
-    may_leave.set()
-    thread.join()
-    assert products == [3] and "forward" not in vars(module)
 
 
 def test_a_model_is_no_other_one_while_a_block_is_open() -> None:

@@ -97,14 +97,6 @@ def test_what_cannot_be_folded_is_transformers_own(case: str) -> None:
     assert torch.equal(inside, attention(OTHERS[case], inside=False))
 
 
-def test_gradients_flow(keys: list[tuple[int, int]]) -> None:
-    given = arguments()
-    given["query"].requires_grad_()
-    attention(given, inside=True).sum().backward()
-    assert given["query"].grad is not None
-    assert keys == [(4, 5)]
-
-
 def test_ungrouped_heads_are_left_alone(keys: list[tuple[int, int]]) -> None:
     given = arguments()
     given |= {name: given[name].repeat_interleave(2, dim=1) for name in ("key", "value")}
@@ -120,14 +112,6 @@ def test_other_threads_see_nothing_of_it(keys: list[tuple[int, int]]) -> None:
         thread.join()
     attention(given, inside=False)
     assert keys == [(4, 5), (4, 5)]
-
-
-def test_it_is_registered_once_over_what_was_there() -> None:
-    FewQueryAttention()
-    first = AttentionInterface()["sdpa"]
-    FewQueryAttention()
-    assert AttentionInterface()["sdpa"] is first
-    assert first.original.__name__ == "sdpa_attention_forward"
 
 
 def test_a_compiled_forward_stays_in_one_piece() -> None:
@@ -174,19 +158,6 @@ def test_a_callers_own_graph_is_transformers_also_beside_one_of_ours(
     theirs = torch.compile(forward, backend="eager")(layer_of("qwen2"), **given)[0]
     assert torch.equal(theirs, expected)
     assert keys[1:] == [(4, 5)]
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_model_is_exported_as_before(strict: bool) -> None:
-    FewQueryAttention(is_compiled=True)
-    attend, layer, given = AttentionInterface()["sdpa"], layer_of("qwen2"), arguments()
-
-    class Attention(torch.nn.Module):
-        def forward(self, **given: torch.Tensor) -> torch.Tensor:
-            return attend(layer, **given)[0]
-
-    exported = torch.export.export(Attention(), (), given, strict=strict)
-    assert torch.equal(exported.module()(**given), attention(given, inside=False))
 
 
 def test_the_steps_over_a_static_cache_copy_no_keys(keys: list[tuple[int, int]]) -> None:

@@ -69,13 +69,6 @@ def test_additive_masks_and_masks_of_heads_are_folded_too(dtype: str) -> None:
         )
 
 
-def test_values_may_be_of_another_size_than_keys() -> None:
-    query, key, value = tensors("gqa", "fp32", value_dim=12)
-    mask = tree_mask(2, 5, 23, text=6)
-    output = attend(StrictKernel(), query, key, value, mask, 0.3)
-    torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
-
-
 def test_a_row_that_sees_nothing_is_no_nan() -> None:
     """Padding queries see nothing; what comes out is no one's business, but it must not spread."""
     for dtype in DTYPES:

@@ -1,7 +1,5 @@
 """What is kept on a mask: made once, forgotten with it, never stale."""
 
-import weakref
-
 import torch
 
 from hf_specdec.kernels.masks import additive, prepared
@@ -19,14 +17,6 @@ def test_all_layers_of_a_forward_share_one_bias() -> None:
 
     assert all(prepared(mask, "bias", make) is made[0] for _ in range(4))
     assert len(made) == 1
-
-
-def test_what_was_made_goes_with_the_mask() -> None:
-    masks = [torch.ones(1, 1, 3, 8, dtype=torch.bool)]
-    kept = weakref.ref(prepared(masks[0], "bias", lambda: additive(masks[0], torch.float32)))
-    assert kept() is not None
-    masks.clear()
-    assert kept() is None, "at once, not by the collector"
 
 
 def test_a_mask_changed_in_place_is_another_mask() -> None:

@@ -12,7 +12,7 @@ import hf_specdec
 from hf_specdec import UnsupportedModelError, compat
 from tests.helpers.attention import deaf_attention, flash_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
-from tests.helpers.support import PROMPT, noisy_copy, plain
+from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, implementation, padded
 
@@ -63,19 +63,6 @@ def test_under_flash_attention_the_text_is_plain_generate_s(family: str, rows: i
             assert output.sequences.tolist() == expected.tolist()
             assert output.spec_stats.tier == "chain" and output.spec_stats.plain_reason is None
             assert drafter is None or output.spec_stats.num_accepted_tokens > 0
-
-
-def test_a_draft_model_may_have_flash_attention() -> None:
-    model = family_model("llama")
-    draft = noisy_copy(model)
-    expected = plain(model, PROMPT, **GREEDY)
-    config = {"confidence_threshold": 0.0}
-    with flash_attention(draft):
-        output = model.generate(
-            PROMPT, **GREEDY, assistant_model=draft, draft_model_config=config, return_dict_in_generate=True
-        )
-    assert torch.equal(output.sequences, expected)
-    assert output.spec_stats.num_accepted_tokens > 0
 
 
 def test_chains_only_is_said_once_with_the_remedy(
@@ -130,17 +117,6 @@ def test_somebody_s_attention_that_is_deaf_to_masks_gets_chains(kind: str | None
         ids = expected[0].tolist()
         for drafter in (OracleDrafter, RandomTreeDrafter):
             assert torch.equal(model.generate(PROMPT, **GREEDY, spec_method=lambda: drafter(ids)), expected)  # noqa: B023
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's, when it compiles
-def test_under_flex_attention_chains_are_verified() -> None:
-    """Its masks are compiled; the first forwards take a minute and more."""
-    model = family_model("llama")
-    expected = plain(model, PROMPT, **GREEDY)
-    with implementation(model, "flex_attention"):
-        assert hf_specdec.capability(model).tier == "chain"
-        assert torch.equal(model.generate(PROMPT, **GREEDY, spec_method="prompt_lookup"), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -1,6 +1,5 @@
 """RMSNorm of a few tokens: the kernel computes what transformers' classes do, and only where it is faster."""
 
-import copy
 import itertools
 
 import pytest
@@ -12,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from hf_specdec.kernels import cpu, rms_norm
 from hf_specdec.kernels.few_token import FewTokenLayers
-from tests.kernels.layer_cases import decided, has_core, inside, tokens, writes_plains_text
+from tests.kernels.layer_cases import decided, has_core, inside, tokens
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Of a result, relative: sums of squares in another order; in halves those may round to the neighbouring number, twice.
@@ -160,17 +159,3 @@ def test_the_core_refuses_what_it_cannot_norm() -> None:
     for sizes in ((2, 252, 1e-6, 0), (2, 0, 1e-6, 0), (2, 256, 1e-6, 3)):
         with pytest.raises(ValueError, match="no norm"):
             cpu.core.rms_norm(*place, *sizes)
-
-
-@pytest.mark.at_most(2)
-@pytest.mark.parametrize("method", ["auto", "lookahead", "eagle3", "plain"])
-def test_every_method_writes_plains_text_with_the_cores_norms(method: str, norms: list[int]) -> None:
-    writes_plains_text(method)
-    assert norms
-
-
-def test_a_copy_made_inside_a_block_computes_alike(norms: list[int]) -> None:
-    module, given = norm(), tokens(3, 256)
-    with torch.no_grad(), FewTokenLayers(module):
-        copied = copy.deepcopy(module)
-    torch.testing.assert_close(copied(given), module(given))

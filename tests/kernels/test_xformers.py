@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from hf_specdec.kernels.xformers import XformersKernel, attend, fold_queries
+from hf_specdec.kernels.xformers import XformersKernel, attend
 from tests.helpers.attention import StrictKernel
 from tests.kernels.test_layout import DTYPES, HEADS, expected, tensors, tree_mask
 
@@ -43,16 +43,6 @@ def test_xformers_takes_what_it_is_given(heads: str, dtype: str, queries: int) -
     output = attend(kernel, query, key, value, mask, 0.3)
     torch.testing.assert_close(output.float(), expected(query, key, value, mask), atol=2e-2, rtol=2e-2)
     assert len(kernel.calls) == 1
-
-
-def test_xformers_refuses_a_bias_that_is_not_padded() -> None:
-    """So the checks above are about something."""
-    query, key, value = tensors("gqa", "bf16", keys=23)
-    folded, key, value = fold_queries(query, 2), key.transpose(1, 2), value.transpose(1, 2)
-    bias = torch.zeros(2, 2, 20, 23, dtype=torch.bfloat16)
-    assert any("attn_bias.stride" in reason for reason in reasons(folded, key, value, bias))
-    with pytest.raises(ValueError, match="Invalid shape for attention bias"):
-        reasons(folded, key, value, bias[:, :1])
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

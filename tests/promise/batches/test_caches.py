@@ -101,37 +101,6 @@ def test_after_an_interrupt_the_rows_go_on_from_their_cache(
     assert again.tolist() == expected.tolist()
 
 
-def test_every_rows_drafter_is_ended_when_the_batch_is_interrupted(model: Any) -> None:
-    counts: list[list[int]] = []
-
-    class Counting(hf_specdec.Drafter):
-        def __init__(self) -> None:
-            self.counts = [0, 0]
-            counts.append(self.counts)
-
-        def begin(self, prompt_ids: Any) -> None:
-            self.counts[0] += 1
-            self.last = prompt_ids[-1]
-
-        def propose(self, budget: int) -> hf_specdec.DraftTree:
-            if self.counts is counts[-2]:
-                raise Interrupted
-            return hf_specdec.DraftTree.chain(self.last)
-
-        def observe(self, tree: Any, logits: Any, accepted: Any) -> None:
-            self.last = accepted[-1]
-
-        def end(self) -> None:
-            self.counts[1] += 1
-
-    with pytest.raises(Interrupted):
-        model.generate(PADDED, attention_mask=MASK, spec_method=Counting, **OPTIONS)
-    with pytest.raises(Interrupted):
-        list(hf_specdec.generate_many(model, IDS.tolist(), spec_method=Counting, **OPTIONS))
-    assert counts == [[1, 1]] * len(counts)
-    assert len(counts) == 6
-
-
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["gpt_neo", "opt", "lfm2"])

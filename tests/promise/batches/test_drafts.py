@@ -1,7 +1,6 @@
 """Draft models of every make in batches: the text is the target's, whatever drafts for it and however it is wrapped."""
 
 import copy
-import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -61,24 +60,6 @@ def test_any_draft_serves_a_batch(pair: tuple[Any, Any], ends: list[int], kind: 
     for config in ({}, {"num_branches": 3, "max_nodes": 9}):
         method = METHODS["draft_model"] | {"spec_config": {"confidence_threshold": 0.0, **config}}
         assert_same_batch(model, method | {"assistant_model": draft}, PADDED, eos_token_id=ends, **OPTIONS)
-
-
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("made", ["copied", "pickled", "compiled", "dispatched"])
-def test_a_batch_on_a_model_that_was_copied_or_wrapped(
-    pair: tuple[Any, Any], ends: list[int], made: str, method: str
-) -> None:
-    make: dict[str, Callable[[Any], Any]] = {
-        "copied": copy.deepcopy,
-        "pickled": lambda model: pickle.loads(pickle.dumps(model)),
-        "compiled": lambda model: hf_specdec.enable(torch.compile(copy.deepcopy(model), backend="eager")),
-        "dispatched": lambda model: hf_specdec.enable(dispatched(hf_specdec.disable(copy.deepcopy(model)))),
-    }
-    model = make[made](pair[0])
-    expected = plain(pair[0], PADDED, eos_token_id=ends, **OPTIONS)
-    ours = model.generate(PADDED, eos_token_id=ends, **OPTIONS, **method_of(method, pair[1]))
-    assert ours.tolist() == expected.tolist()
 
 
 def test_threads_share_a_model_and_its_draft(pair: tuple[Any, Any], ends: list[int]) -> None:
@@ -147,17 +128,3 @@ def test_embeddings_of_several_rows(zoo: Callable[[str], Any], family: str) -> N
     options = OPTIONS | {"inputs_embeds": embeddings, "eos_token_id": [int(free[0, 4]), int(free[1, 7])]}
     expected = plain(model, **options).tolist()
     assert model.generate(spec_method="prompt_lookup", **options).tolist() == expected
-
-
-def test_half_precision_batches_are_mostly_the_same() -> None:
-    """Near ties may flip; texts of noise would not agree in one token of a hundred."""
-    model = hf_specdec.enable(build(FAMILIES["llama"]).to(torch.bfloat16))
-    ours, expected = (
-        generate(PADDED, **OPTIONS)
-        for generate in (
-            lambda *args, **kwargs: model.generate(*args, spec_method="prompt_lookup", **kwargs),
-            lambda *args, **kwargs: plain(model, *args, **kwargs),
-        )
-    )
-    new = slice(PADDED.shape[1], None)
-    assert float((ours[:, new] == expected[:, new]).float().mean()) > 0.5

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers import zoo_wide
 from tests.helpers.support import (
     IDS,
     MASK,
@@ -128,17 +126,6 @@ def test_several_answers_show_their_scores(families: Callable[[str], Any], famil
     assert_same_tensors(transitions, logits.gather(2, ours.sequences[:, start:, None])[..., 0])
 
 
-def test_transition_scores_are_plain_generates(families: Callable[[str], Any]) -> None:
-    model, _, new = families("llama")
-    call = ASKED | OPTIONS | {"eos_token_id": [new[0][2], new[1][6]]}
-    transitions = []
-    for method in ({}, {"spec_method": "prompt_lookup"}):
-        output = model.generate(PADDED, **call, **method)
-        transitions.append(model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True))
-    assert transitions[0].shape == (3, 12)
-    assert_same_tensors(*transitions)
-
-
 @pytest.mark.parametrize("ids", [PADDED[:1], PADDED], ids=["one", "batch"])
 def test_what_is_shown_keeps_no_whole_steps_in_memory(families: Callable[[str], Any], ids: torch.Tensor) -> None:
     model, _, _ = families("llama")
@@ -146,14 +133,6 @@ def test_what_is_shown_keeps_no_whole_steps_in_memory(families: Callable[[str], 
     ours = model.generate(ids, **options, spec_method="prompt_lookup")
     shown = [*ours.scores, *ours.logits, *(layer for step in ours.hidden_states for layer in step)]
     assert all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in shown)
-
-
-@pytest.mark.parametrize("model_type", ["gemma3n_text", "deepseek_v4"])
-def test_several_streams_of_hidden_states_are_shown_row_by_row(model_type: str) -> None:
-    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk(model_type), "causal", 0.15))
-    options = {"attention_mask": None, "max_new_tokens": 5, "output_scores": False, "output_logits": False}
-    ours = assert_same_outputs(model, {"spec_method": "prompt_lookup"}, IDS, **options)
-    assert ours.hidden_states[1][0].ndim == 4
 
 
 def test_beams_are_refused_with_scores_too(families: Callable[[str], Any]) -> None:

@@ -99,13 +99,6 @@ def test_each_row_is_processed_as_in_plain_decoding(pair: tuple[Any, Any], metho
     assert output.sequences.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_settings_make_a_difference(pair: tuple[Any, Any], setting: str) -> None:
-    """Else the test above would pass with them left out."""
-    model, _ = pair
-    assert plain(model, PADDED, **OPTIONS, **SETTINGS[setting]()).tolist() != plain(model, PADDED, **OPTIONS).tolist()
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("setting", ["encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "synthid"])
 def test_several_samples_of_one_prompt_follow_their_seeds(pair: tuple[Any, Any], setting: str, method: str) -> None:

@@ -74,17 +74,6 @@ def test_masks_of_any_shape_are_respected(families: Callable[[str], Any], family
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_that_are_alike_end_together(families: Callable[[str], Any], method: str) -> None:
-    model, draft, new = families("llama")
-    assert_same_batch(model, method_of(method, draft), IDS[:1].repeat(4, 1), eos_token_id=new[0][-4], **OPTIONS)
-
-
-def test_padding_without_a_mask_is_text(families: Callable[[str], Any]) -> None:
-    model, _, new = families("llama")
-    assert_same_batch(model, METHODS["prompt_lookup"], PADDED, eos_token_id=new[1][4], **OPTIONS)
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_several_greedy_answers_are_refused_as_in_plain_decoding(families: Callable[[str], Any], method: str) -> None:
     model, draft, _ = families("llama")
     errors = []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 import hf_specdec
 from hf_specdec.compat import CACHE, GIVEN_CACHES
@@ -94,25 +93,6 @@ def test_a_cache_that_is_passed_in_is_updated_in_place(zoo: Callable[[str], Any]
     assert_same_cache(cache, reference.kwargs[CACHE])
     assert seq_length(cache) == len(ours.ids) - 1
     assert [type(layer) for layer in cache.layers] == [type(layer) for layer in reference.kwargs[CACHE].layers]
-
-
-def test_a_cache_without_a_configuration_serves_as_well(model: Any, draft: Draft) -> None:
-    """`DynamicCache()` makes its layers as the model names them."""
-    reference, ours = both(model, lambda: {CACHE: DynamicCache()}, draft)
-    assert_same_run(ours, reference)
-    assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_cache_is_updated_without_the_dictionary_too(zoo: Callable[[str], Any], draft: Draft, family: str) -> None:
-    model = zoo(family)
-
-    def make() -> dict[str, Any]:
-        return {CACHE: DynamicCache(config=model.config), "return_dict_in_generate": None}
-
-    reference, ours = both(model, make, draft)
-    assert_same_run(ours, reference)
-    assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
 
 
 @pytest.mark.at_most(2)
@@ -208,28 +188,6 @@ def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[st
     assert answers[0] == answers[1]
 
 
-class OwnLayer(DynamicLayer):
-    """A cache layer of somebody's own."""
-
-
-def test_a_cache_of_layers_we_do_not_know_is_served_or_refused(model: Any, draft: Draft) -> None:
-    """Never an error out of the engine's depths."""
-
-    def make() -> dict[str, Any]:
-        cache = DynamicCache()
-        cache.layers = [OwnLayer() for _ in range(model.config.num_hidden_layers)]
-        return {CACHE: cache}
-
-    reference = run(model, plain, make)
-    try:
-        ours = run(model, speculative, make, **draft(reference.ids))
-    except ValueError as error:
-        assert "cache" in str(error)
-    else:
-        assert_same_run(ours, reference)
-        assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
-
-
 @pytest.mark.parametrize("draft", CHAIN_DRAFTS, indirect=True)
 @pytest.mark.parametrize("whose", ["plain", "ours", "empty"])
 def test_a_cache_class_of_the_models_own_file_is_continued(draft: Draft, whose: str) -> None:
@@ -295,11 +253,3 @@ def test_where_caching_is_left_open_the_text_is_that_of_plain_generate(model: An
     assert_same_cache(ours[CACHE], expected[CACHE])
     (result,) = hf_specdec.generate_many(model, [PROMPT[0]], **call)
     assert result.token_ids == expected.sequences[0, PROMPT.shape[1] :].tolist()
-
-
-def test_two_calls_do_not_share_a_cache(model: Any) -> None:
-    """The cache of one call is not written to by the next."""
-    first = run(model, speculative, dict, **DRAFTS["prompt_lookup"]([]))
-    before = copy.deepcopy(first.output[CACHE])
-    run(model, speculative, lambda: {"input_ids": PROMPT + 1}, **DRAFTS["prompt_lookup"]([]))
-    assert_same_cache(first.output[CACHE], before)

@@ -1,15 +1,12 @@
 """Decoders that attend to states or images of the caller's: plain generate's tokens, and its caches for a next turn."""
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import (
-    BartConfig,
-    BartForCausalLM,
     BlipTextConfig,
     DynamicCache,
     GPT2Config,
@@ -30,7 +27,6 @@ from tests.helpers.support import (
     assert_same_run,
     both,
     plain,
-    run,
     speculative,
 )
 
@@ -47,11 +43,6 @@ def blip() -> Any:
 
 def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=2, add_cross_attention=True))
-
-
-def bart() -> Any:
-    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
-    return BartForCausalLM(BartConfig(vocab_size=128, max_position_embeddings=128, **sizes))
 
 
 def mllama() -> Any:
@@ -174,22 +165,6 @@ def test_a_text_goes_on_over_the_cache_of_either(model: Any, family: str) -> Non
         kept = first[CACHE]
         texts.append(model.generate(ids, **second, **how, **{CACHE: kept}, spec_method=ways[1]).sequences.tolist())
     assert texts[1:] == texts[:1] * 3
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_a_static_cache_is_left_to_plain_generation(model: Any, family: str) -> None:
-    """Self- and cross-attention share its buffers."""
-    how = {"cache_implementation": "static", "disable_compile": True, **seen(model)}
-    try:
-        reference = run(model, plain, lambda: how)
-    except (AttributeError, RuntimeError, IndexError) as error:  # what plain generation does not do
-        assert family in ("blip", "whisper")
-        with pytest.raises(type(error), match=re.escape(str(error))):
-            run(model, speculative, lambda: how, spec_method="auto")
-        return
-    ours = run(model, speculative, lambda: how, spec_method="auto")
-    assert_same_run(ours, reference)
-    assert ours.stats.plain_reason is not None
 
 
 @pytest.mark.parametrize("family", ["mllama"])

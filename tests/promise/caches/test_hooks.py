@@ -115,25 +115,9 @@ def test_a_forward_in_the_place_of_attention_s_is_one(model: PreTrainedModel) ->
         assert model.generate(PROMPTS, **SETTINGS, spec_method=method).tolist() == expected.tolist()
 
 
-def test_a_hook_that_counts_forwards_leaves_the_drafts(model: PreTrainedModel) -> None:
-    widths = []
-    model.get_input_embeddings().register_forward_pre_hook(lambda module, args: widths.append(args[0].shape[1]))
-    output = model.generate(PROMPTS[:1], **SETTINGS, spec_method="prompt_lookup", return_dict_in_generate=True)
-    assert output.spec_stats.plain_reason is None
-    assert max(widths[1:]) > 1
-
-
 def test_a_hook_on_hidden_states_leaves_the_drafts(model: PreTrainedModel) -> None:
     """Steering adds to the states of a layer and gets no cache."""
     model.model.layers[0].register_forward_hook(lambda module, args, output: output * 1.01)
     output = model.generate(PROMPTS[:1], **SETTINGS, spec_method="prompt_lookup", return_dict_in_generate=True)
     assert output.spec_stats.plain_reason is None
     assert output.sequences.tolist() == plain(model, PROMPTS[:1], **SETTINGS).tolist()
-
-
-def test_many_prompts_are_decoded_one_by_one(model: PreTrainedModel) -> None:
-    hook_all(model, evict)
-    results = list(hf_specdec.generate_many(model, PROMPTS.tolist(), **SETTINGS, spec_method="auto"))
-    for result in results:
-        ids = PROMPTS[result.index : result.index + 1]
-        assert result.token_ids == plain(model, ids, **SETTINGS)[0, ids.shape[1] :].tolist()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat import input_device, load_factor
+from hf_specdec.compat import load_factor
 from hf_specdec.distributed.placement import is_placed, where_it_lies
 from tests.helpers.support import MASK, PADDED, PROMPT, noisy_copy, plain, results_of
 
@@ -112,24 +112,11 @@ def test_many_prompts_are_plain_s(pair: tuple[Any, Any], methods: Any, method: s
         assert result.token_ids == expected[0, ids.shape[1] :].tolist()
 
 
-def test_the_probe_finds_trees(pair: tuple[Any, Any]) -> None:
-    assert hf_specdec.capability(pair[0]).tier == "tree"
-    assert input_device(pair[0]) == CPU, "also where `model.device` is meta"
-
-
 def test_a_device_list_names_where_the_model_computes(pair: tuple[Any, Any], model: Any) -> None:
     """Weights on disk are computed with on the CPU: that is where the model is."""
     assert is_placed(pair[0], [CPU])
     settings = {"max_new_tokens": 6, "do_sample": False}
     ours = pair[0].generate(PROMPT, **settings, prompt_lookup_config=[4, 2, ["cpu"]])
-    assert torch.equal(ours, plain(model, PROMPT, **settings))
-
-
-@pytest.mark.wide
-def test_a_draft_of_the_target_s_first_layers(pair: tuple[Any, Any], model: Any) -> None:
-    settings = {"max_new_tokens": 12, "do_sample": False}
-    first = hf_specdec.self_draft(pair[0], layers=1)
-    ours = pair[0].generate(PROMPT, **settings, spec_method="draft_model", assistant_model=first)
     assert torch.equal(ours, plain(model, PROMPT, **settings))
 
 

@@ -139,16 +139,6 @@ def test_rows_and_samples_over_such_a_cache_are_plain_generations(model: Any, ki
     same(model.generate(**call, **{CACHE: CACHES[kind](model)}, spec_method="prompt_lookup"), expected)
 
 
-@pytest.mark.parametrize("kind", ["class", "update of a layer"])
-def test_transformers_assisted_decoding_is_not_given_such_a_cache(model: Any, kind: str) -> None:
-    expected = plain(model, PROMPT, **CALL, **{CACHE: CACHES[kind](model)})
-    config = {"engine": "assisted"}
-    same(
-        model.generate(PROMPT, **CALL, **{CACHE: CACHES[kind](model)}, spec_method="prompt_lookup", spec_config=config),
-        expected,
-    )
-
-
 @pytest.mark.parametrize("whose", [DynamicCache, Cache, DynamicLayer])
 @pytest.mark.parametrize("method", ["plain", "prompt_lookup"])
 def test_an_update_replaced_for_the_whole_process_is_not_left_out(

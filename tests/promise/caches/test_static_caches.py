@@ -11,12 +11,8 @@ from transformers import GenerationConfig, StaticCache
 from transformers.masking_utils import create_masks_for_generate
 
 import hf_specdec
-from hf_specdec.common.tree import DraftTree, ExtraTokens
 from hf_specdec.compat import CACHE
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.common.drafter import DraftRequest
-from hf_specdec.methods.plain.drafter import PlainDrafter
-from tests.helpers.cover import wide_but
 from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
 from tests.helpers.zoo import FAMILIES, build
 from tests.matrix.test_batches import METHODS
@@ -24,7 +20,6 @@ from tests.promise.conftest import Draft
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral", "gemma3", "deepseek_v3", "gpt_oss"]
 SEVERAL = ["llama", "mistral", "gemma3", "gpt_oss"]
-WIDE = pytest.mark.wide
 STATIC = {"cache_implementation": "static"}
 MORE = torch.tensor([[8, 9, 10, 5, 6, 7]])
 MODES: dict[str, dict[str, Any]] = {
@@ -177,35 +172,6 @@ def test_a_sampled_row_is_its_prompt_alone(
         assert output.sequences[row].tolist() == alone[0].tolist()
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("batch", wide_but([3], [1, 3]))
-@pytest.mark.parametrize(
-    "family",
-    ["llama", *(pytest.param(name, marks=WIDE) for name in ("gpt_oss", "mistral", "gemma3", "opt", "deepseek_v3"))],
-)
-def test_a_compiled_forward_is_compiled_for_the_prompt_and_for_the_step(family: str, batch: int) -> None:
-    """However many steps, calls and kept tokens there are; the probe's forwards are not compiled."""
-    graphs = []
-
-    def count(module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(inputs)
-        return module.forward
-
-    model = hf_specdec.enable(build(FAMILIES[family]))
-    inputs = {name: value[:batch] for name, value in padded_batch().items()}
-    method = METHODS["prompt_lookup_tree"]
-    expected = {new: plain(model, **inputs, **STATIC, do_sample=False, max_new_tokens=new).tolist() for new in (8, 24)}
-    torch._dynamo.reset()
-    model.forward = torch.compile(model.forward, backend=count, dynamic=False)
-    numbers = []
-    for new in (8, 24, 24, 8):
-        output = model.generate(**inputs, **STATIC, do_sample=False, max_new_tokens=new, **method)
-        assert output.tolist() == expected[new]
-        numbers.append(len(graphs))
-    torch._dynamo.reset()
-    assert numbers == [2, 2, 2, 2]
-
-
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("length", [5, 10, 30])
 @pytest.mark.parametrize("ours", [(1,), (0, 2), (0, 1, 2, 3)], ids=str)
@@ -312,26 +278,6 @@ def test_what_is_returned_of_every_token_is_the_same(model: Any, draft: Draft) -
             torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
     for own, other in zip(ours.output.hidden_states, reference.output.hidden_states, strict=True):
         torch.testing.assert_close(own[-1], other[-1], atol=1e-4, rtol=1e-4)
-
-
-class Talkative(PlainDrafter):
-    """Computes more tokens next to its root than it announced."""
-
-    max_extra_tokens = 1
-
-    def draft_for(self, request: DraftRequest) -> DraftTree:
-        extra = ExtraTokens((5,) * 90, (1,) * 90, torch.eye(90, 91, dtype=torch.bool).roll(1, dims=1))
-        return super().draft_for(request).with_extra(extra)
-
-
-def test_a_drafter_that_exceeds_what_it_announced_costs_shapes_and_nothing_else(
-    model: Any, shapes_of: Recorded
-) -> None:
-    reference = run(model, plain, lambda: dict(STATIC))
-    shapes = shapes_of(model)
-    ours = run(model, speculative, lambda: dict(STATIC), spec_method=Talkative)
-    assert_same_run(ours, reference)
-    assert {step["input_ids"][1] for step in shapes[1:]} == {91}
 
 
 def test_a_prompts_mask_is_the_one_made_for_static_caches() -> None:

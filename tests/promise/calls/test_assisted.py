@@ -63,18 +63,6 @@ def test_a_text_that_ends_early_ends_at_its_end(zoo: Callable[[str], Any]) -> No
     assert ours.stats.num_tokens == len(expected.ids) - PROMPT.shape[1]
 
 
-def test_sampling_runs(zoo: Callable[[str], Any]) -> None:
-    """Not seed-exact there, so only the length is promised."""
-    ours = run(zoo("llama"), speculative, lambda: {"do_sample": True}, **ASSISTED)
-    assert len(ours.ids) == PROMPT.shape[1] + 16
-
-
-def test_a_drafter_serves_two_calls_in_a_row(zoo: Callable[[str], Any]) -> None:
-    for _ in range(2):
-        ours = run(zoo("llama"), speculative, dict, **ASSISTED)
-        assert ours.ids == run(zoo("llama"), plain, dict).ids
-
-
 @pytest.mark.parametrize("ids", [None, PROMPT], ids=["alone", "next to ids"])
 def test_what_that_loop_cannot_do_is_said(model: Any, ids: Any) -> None:
     """The error names the engine or transformers' own limit, and the model stays usable; a default steps aside."""

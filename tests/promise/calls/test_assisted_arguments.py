@@ -68,12 +68,6 @@ def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
     assert lengths(model, decode, **by_draft, assistant_confidence_threshold=0.0) == {DraftModelConfig().start_len}
 
 
-def test_a_custom_method_without_ours_does_not_take_the_place_of_theirs(model: Any) -> None:
-    with pytest.raises(ConfigError, match="`prompt_lookup_num_tokens` must come with a spec_method") as error:
-        decode(model, PROMPT, **CALL, prompt_lookup_num_tokens=3)
-    assert 'Use spec_method="prompt_lookup"' in error.value.remedy
-
-
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
     ("call", "field"),
@@ -186,12 +180,3 @@ def test_none_as_text_is_transformers_own_loop(model: Any, where: str) -> None:
     assert not hasattr(output, "spec_stats")
     assert output.sequences.tolist() == plain(model, PROMPT, **CALL).tolist()
     assert (result.stats.method, result.token_ids) == ("plain", output.sequences[0, PROMPT.shape[1] :].tolist())
-
-
-@pytest.mark.parametrize("value", [None, "none"])
-def test_many_prompts_without_a_method_draft_nothing(model: Any, value: str | None) -> None:
-    prompts = [PROMPT, {"input_ids": PROMPT, "spec_method": "prompt_lookup"}]
-    results = hf_specdec.generate_many(model, prompts, spec_method=value, **CALL)
-    assert {result.index: result.stats.method for result in results} == {0: "plain", 1: "prompt_lookup"}
-    jobs = hf_specdec.generate_many(model, [{"input_ids": PROMPT, "spec_method": value}], **CALL)
-    assert [result.stats.method for result in jobs] == ["plain"]

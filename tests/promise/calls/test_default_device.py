@@ -73,18 +73,6 @@ def test_heads_draft_with_another_default_device(zoo: Callable[[str], Any], kind
     assert ours == expected
 
 
-def test_a_head_of_fewer_tokens_drafts_with_another_default_dtype(zoo: Callable[[str], Any]) -> None:
-    case = CASES["eagle3, reduced vocabulary"]
-    model, how = case.target(zoo), always(case.method, {})
-    how["assistant_model"] = case.head(model)
-    expected = plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert model.generate(PROMPT, max_new_tokens=4, do_sample=False, **how).tolist() == expected
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_many_prompts_with_another_default_device() -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     prompts = [row[4 * place :] for place, row in enumerate(IDS)]

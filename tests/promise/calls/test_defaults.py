@@ -83,14 +83,6 @@ def test_a_default_that_steps_aside_takes_what_it_drafts_with_along(model: Any, 
         assert ids_of(model.generate(PROMPT, generation_config=config, **settings, **call)) == expected
 
 
-def test_a_default_that_takes_no_draft_model_leaves_it_aside_among_many_prompts(by_default: Any) -> None:
-    """No other loop shares a batch."""
-    expected = plain(by_default, PROMPT, max_new_tokens=8, do_sample=False)[0, PROMPT.shape[1] :].tolist()
-    draft = build(FAMILIES["llama"])
-    (result,) = hf_specdec.generate_many(by_default, [PROMPT], max_new_tokens=8, do_sample=False, assistant_model=draft)
-    assert result.token_ids == expected
-
-
 @pytest.mark.parametrize("method", ["draft_model", "lookahead"])
 def test_a_default_whose_needs_are_not_met_decodes_plainly(
     method: str, zoo: Any, caplog: pytest.LogCaptureFixture
@@ -142,19 +134,6 @@ def test_a_method_in_the_call_is_told_which_argument_overrides_the_configuration
     assert ids_of(output) == plain(model, PROMPT, max_new_tokens=4, do_sample=False).tolist()
 
 
-def test_a_checkpoint_that_keeps_no_cache_by_default_is_given_one(model: Any) -> None:
-    expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False).tolist()
-    model.generation_config.use_cache = False
-    try:
-        output = model.generate(
-            PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
-        )
-    finally:
-        model.generation_config.use_cache = True
-    assert output.sequences.tolist() == expected
-    assert output.spec_stats.plain_reason is None
-
-
 def test_a_checkpoint_saved_without_a_cache_drafts_too(tmp_path: Path) -> None:
     """As MPT's checkpoints say; in batches of many prompts too."""
     family = FAMILIES["mpt"]
@@ -168,11 +147,6 @@ def test_a_checkpoint_saved_without_a_cache_drafts_too(tmp_path: Path) -> None:
     assert output.spec_stats.plain_reason is None
     (result,) = hf_specdec.generate_many(model, [PROMPT], spec_method="prompt_lookup", **settings)
     assert result.token_ids == expected[PROMPT.shape[1] :]
-
-
-def test_a_misspelt_default_is_an_error(model: Any) -> None:
-    with pytest.raises(ValueError, match="prompt_lookup"):
-        model.generate(PROMPT, max_new_tokens=4, generation_config=GenerationConfig(spec_method="promt_lookup"))
 
 
 @pytest.mark.parametrize("enabled_first", [True, False])

@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file, save, save_file
 
 import hf_specdec
 from hf_specdec.errors import SpecError
@@ -154,79 +152,21 @@ def build_draft() -> Any:
     return DRAFT[0]
 
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
-    max_leaves=8,
-)
-
-
 @pytest.fixture(scope="session")
-def remembered(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a memory that has seen texts, and the file's metadata."""
+def remembered(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a memory that has seen texts."""
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="auto", spec_config={"num_nodes": 4})
-    memory = hf_specdec.spec_memory(model)
     path = tmp_path_factory.mktemp("remembered") / "memory"
-    memory.save(path)
-    with safe_open(path, framework="pt") as file:
-        return load_file(path), file.metadata()
-
-
-ODD = [float("nan"), float("inf"), -1.0, 1e308, -1e308, 2.0**31 - 1, 1e5, 0.0]
+    hf_specdec.spec_memory(model).save(path)
+    return path.read_bytes()
 
 
 @SELDOM
 @given(data=st.data())
-def test_a_file_of_memory_is_used_or_refused(
-    model: Any, tmp_path: Path, remembered: tuple[dict[str, torch.Tensor], dict[str, str]], data: Any
-) -> None:
-    """Tensors with odd values, of another shape or dtype, missing, or odd metadata."""
-    tensors = {name: tensor.clone() for name, tensor in remembered[0].items()}
-    metadata = dict(remembered[1])
-    name = data.draw(st.sampled_from(sorted(tensors)))
-    change = data.draw(st.sampled_from(["fill", "one", "drop", "shape", "dtype", "metadata"]))
-    odd = data.draw(st.sampled_from(ODD))
-    if change == "fill" or (change == "one" and tensors[name].numel()):
-        kind = tensors[name].dtype
-        if not kind.is_floating_point:
-            odd = int(max(min(odd, 2**31 - 1), -5)) if odd == odd else -2
-        odd = torch.tensor(odd, dtype=torch.float64 if kind.is_floating_point else torch.int64).to(kind)
-        if change == "fill":
-            tensors[name].fill_(odd)
-        else:
-            tensors[name].view(-1)[data.draw(st.integers(0, tensors[name].numel() - 1))] = odd
-    elif change == "drop":
-        del tensors[name]
-    elif change == "shape":
-        tensors[name] = tensors[name][None]
-    elif change == "dtype":
-        tensors[name] = tensors[name].to(torch.float32)
-    else:
-        metadata[data.draw(st.sampled_from(sorted(metadata)))] = data.draw(st.sampled_from(["", "-1", "x", "9" * 5000]))
-    path = tmp_path / "memory.safetensors"
-    save_file({key: value.contiguous() for key, value in tensors.items()}, path, metadata)
-    expected = plain(model, PROMPT, max_new_tokens=NEW_TOKENS, do_sample=False).tolist()
-    try:
-        hf_specdec.enable(hf_specdec.disable(model), spec_memory=SpecMemory.load(path))
-        config = {"num_nodes": 4}
-        ours = model.generate(
-            PROMPT, max_new_tokens=NEW_TOKENS, do_sample=False, spec_method="auto", spec_config=config
-        )
-        assert ours.tolist() == expected
-    except SpecError as error:
-        assert refused(error), error
-    finally:
-        hf_specdec.enable(hf_specdec.disable(model))
-
-
-@SELDOM
-@given(data=st.data())
-def test_a_damaged_file_of_memory_is_used_or_refused(
-    tmp_path: Path, remembered: tuple[dict[str, torch.Tensor], dict[str, str]], data: Any
-) -> None:
+def test_a_damaged_file_of_memory_is_used_or_refused(tmp_path: Path, remembered: bytes, data: Any) -> None:
     """Any byte changed, or the file cut."""
-    whole = bytearray(save({key: value.contiguous() for key, value in remembered[0].items()}, remembered[1]))
+    whole = bytearray(remembered)
     place = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
         whole = whole[:place]

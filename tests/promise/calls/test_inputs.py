@@ -147,30 +147,6 @@ def test_encoder_outputs_of_a_batch_may_be_a_tuple(zoo: Callable[[str], Any]) ->
     assert model.generate(**call, **LOOKUP).tolist() == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "bloom", "t5", "recurrent_gemma"])
-def test_a_batch_gives_plain_decodings_rows(zoo: Callable[[str], Any], family: str) -> None:
-    """Whether it speculates or not, the result is right, and the statistics say which."""
-    model = zoo(family)
-    reference, ours = both(model, lambda: {"input_ids": BATCH}, lambda _: LOOKUP)
-    assert torch.equal(ours.output.sequences, reference.output.sequences)
-    assert torch.equal(ours.random_state, reference.random_state)
-    assert ours.stats.num_drafts or ours.stats.plain_reason
-
-
-def test_a_left_padded_batch_ends_row_by_row(model: Any) -> None:
-    """Rows end at their own end-of-text token and are filled up, as plain decoding fills them."""
-    padded = torch.cat([BATCH, torch.full((3, 4), PAD)], dim=1).roll(4, dims=1)
-    padded[1, :4] = torch.tensor([40, 41, 42, 43])
-    mask = (padded != PAD).long()
-    eos = plain(model, padded, attention_mask=mask, max_new_tokens=16, do_sample=False)[0, -8].item()
-
-    def make() -> dict[str, Any]:
-        return {"input_ids": padded, "attention_mask": mask, "eos_token_id": eos, "pad_token_id": PAD}
-
-    reference, ours = both(model, make, lambda _: LOOKUP)
-    assert torch.equal(ours.output.sequences, reference.output.sequences)
-
-
 def test_the_mask_and_the_ids_are_left_alone(model: Any, draft: Draft) -> None:
     ids, mask = PROMPT.clone(), torch.ones_like(PROMPT)
     both(model, lambda: {"input_ids": ids, "attention_mask": mask}, draft)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration, pipeline
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration
 
 import hf_specdec
 from hf_specdec.compat import CACHE
@@ -39,12 +39,6 @@ def accepted(model: Any, expected: list[list[int]], **kwargs: Any) -> int:
     assert output.sequences.tolist() == expected
     number: int = output.spec_stats.num_accepted_tokens
     return number
-
-
-def test_enable_returns_the_model_and_turns_the_argument_on(fresh: Any, expected: list[list[int]]) -> None:
-    assert hf_specdec.enable(fresh) is fresh
-    assert accepted(fresh, expected) > 0
-    assert fresh.generate(PROMPT, **CALL).tolist() == expected
 
 
 def test_enabling_twice_is_enabling_once(fresh: Any, expected: list[list[int]]) -> None:
@@ -243,11 +237,6 @@ def test_decode_needs_no_enabling(fresh: Any, expected: list[list[int]]) -> None
     assert output.tolist() == expected
 
 
-def test_decode_works_on_an_enabled_model_too(fresh: Any, expected: list[list[int]]) -> None:
-    method = DRAFTS["oracle"](expected[0]) | {"custom_generate": hf_specdec.decode}
-    assert accepted(hf_specdec.enable(fresh), expected, **method) > 0
-
-
 def test_a_call_of_decode_stays_as_it_is_when_the_model_is_enabled(fresh: Any, expected: list[list[int]]) -> None:
     """With the names under which transformers drops neither the streamer nor the draft model."""
 
@@ -308,35 +297,3 @@ def test_capability_says_what_the_model_can_do(fresh: Any) -> None:
     assert found.reason
     assert hf_specdec.capability(fresh) is found
     assert json.loads(json.dumps(found.to_dict()))["tier"] == "tree"
-
-
-def test_a_pipeline_hands_the_argument_on(tokenizer: Any) -> None:
-    """transformers' own text-generation pipeline around an enabled model."""
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
-    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
-    call = {"max_new_tokens": 16, "do_sample": False}
-    steps: list[Any] = []
-    expected = pipe("def add(a, b):", **call)
-    assert pipe("def add(a, b):", spec_method="prompt_lookup", spec_observer=steps.append, **call) == expected
-    assert steps
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_dispatched_model_speculates(family: str, tmp_path: Path) -> None:
-    """`device_map` puts accelerate's hooks on the modules."""
-    model = build(FAMILIES[family])
-    expected = model.generate(PROMPT, **CALL).tolist()
-    model.save_pretrained(tmp_path)
-    loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
-    assert accepted(loaded, expected) > 0
-
-
-def test_a_model_partly_on_disk_speculates(fresh: Any, expected: list[list[int]], tmp_path: Path) -> None:
-    """Weights come and go with each forward; inputs go to the executing device."""
-    fresh.save_pretrained(tmp_path)
-    device_map = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
-    device_map |= {"model.layers.2": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(
-        tmp_path, device_map=device_map, offload_folder=tmp_path / "offload"
-    )
-    assert accepted(model, expected) > 0

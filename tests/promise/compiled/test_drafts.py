@@ -59,17 +59,6 @@ def test_few_graphs_serve_texts_of_any_length(pair: tuple[Any, Any], graphs: lis
     assert len(addresses) == 1
 
 
-@pytest.mark.wide
-def test_sampled_tokens_are_plain_generates(pair: tuple[Any, Any], graphs: list[Any]) -> None:
-    options = STATIC | {"max_new_tokens": 16, "do_sample": True, "top_k": 20}
-    torch.manual_seed(3)
-    expected = plain(pair[0], PROMPT, **options, disable_compile=True)
-    torch.manual_seed(3)
-    output = call(*pair, PROMPT, **options, compile_config=on_cpu(counting(graphs)))
-    assert output.sequences.equal(expected)
-    assert state_of(pair[1]).compiled
-
-
 @pytest.mark.parametrize("options", [{"disable_compile": True}, {"cache_implementation": None}], ids=str)
 def test_a_draft_is_not_compiled_where_plain_generate_would_not(
     pair: tuple[Any, Any], graphs: list[Any], options: dict[str, Any]

@@ -1,6 +1,5 @@
 """Over a static cache steps are compiled as plain generate's are: few graphs for all lengths, the same tokens."""
 
-import copy
 import dataclasses
 import itertools
 import logging
@@ -64,19 +63,6 @@ def test_the_graphs_of_prompts_without_padding_serve_padded_ones(model: Any, gra
         assert output.equal(expected)
         numbers.append(len(graphs))
     assert 0 < numbers[0] == numbers[1]
-
-
-@pytest.mark.wide
-def test_buffers_made_in_inference_mode_stay_there(model: Any, graphs: list[Any]) -> None:
-    """Torch lets no one write to them outside; those made outside serve both."""
-    how: dict[str, Any] = {"max_new_tokens": 12, **STATIC}
-    expected = plain(model, PROMPT, **how, disable_compile=True).tolist()
-    config = on_cpu(counting(graphs))
-    short: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 1}}  # of two widths
-    for is_inside in (True, False, True):
-        with torch.inference_mode(is_inside):
-            ours = model.generate(PROMPT, **how, compile_config=config, **short)
-        assert ours.tolist() == expected
 
 
 @pytest.mark.wide
@@ -235,25 +221,6 @@ def test_a_wider_graph_serves_as_many_tokens_as_take_the_time_of_one(model: Any)
     assert forward.width_for((1, 1, 512), (2, 16, 96), 128) == 2
     assert forward.width_for((8, 16, 512), (96,), 128) == 16
     assert forward.width_for((1, 1, 512), (2, 4), 0) == 1, "on a CPU each token takes its time"
-
-
-@pytest.mark.wide
-def test_a_caller_who_wants_a_graph_for_each_shape_gets_it(model: Any, graphs: list[Any]) -> None:
-    config = on_cpu(counting(graphs), dynamic=False)
-    expected = plain(model, PROMPT, max_new_tokens=18, **STATIC)
-    options = {"max_new_tokens": 18, **STATIC, "compile_config": config, "return_dict_in_generate": True}
-    output = speculative(model, PROMPT, **options, **METHODS["prompt_lookup"])
-    assert output.sequences.equal(expected)
-    (forward,) = state_of(model).compiled.values()
-    assert output.spec_stats.num_graphs == len(graphs) == len(forward.shapes) > 2
-
-
-@pytest.mark.wide
-def test_graphs_are_not_copied_with_the_model(model: Any, graphs: list[Any]) -> None:
-    config = on_cpu(counting(graphs))
-    speculative(model, PROMPT, max_new_tokens=8, **STATIC, compile_config=config, **METHODS["prompt_lookup"])
-    assert state_of(model).compiled
-    assert state_of(copy.deepcopy(model)).compiled == {}
 
 
 def test_widths_on_a_cpu_are_powers_of_two_and_the_largest() -> None:

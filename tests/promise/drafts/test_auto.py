@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import StaticCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE
 from hf_specdec.engine.cost.cost_model import SIZES
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.cover import wide_but
@@ -68,30 +66,6 @@ def test_the_call_that_learns_the_costs_gives_plain_generates_tokens(name: str) 
     assert ours.spec_stats.plain_reason is None
     assert max(map(len, learned(model))) >= 2
     assert generate(model, spec_method="auto", **how).sequences.tolist() == reference.tolist()
-
-
-def test_the_cache_that_comes_out_is_plain_generates() -> None:
-    """Chat turns: both caches lead to the same next turn."""
-    model = fresh("llama")
-    ours, reference = generate(model, spec_method="auto"), generate(model, plain)
-    turns = [
-        generate(
-            model,
-            plain,
-            input_ids=torch.cat([output.sequences, PROMPT[:, :5]], 1),
-            **{CACHE: output[CACHE]},
-        ).sequences.tolist()
-        for output in (ours, reference)
-    ]
-    assert turns[0] == turns[1]
-
-
-def test_a_static_cache_of_the_caller_s_teaches_costs_too() -> None:
-    model = fresh("llama")
-    caches = [StaticCache(config=model.config, max_cache_len=160) for _ in range(2)]
-    reference = generate(model, plain, **{CACHE: caches[0]}).sequences
-    assert generate(model, spec_method="auto", **{CACHE: caches[1]}).sequences.tolist() == reference.tolist()
-    assert max(map(len, learned(model))) >= 2
 
 
 def test_no_forward_is_computed_to_find_out_what_it_costs() -> None:

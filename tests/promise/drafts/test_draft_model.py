@@ -11,7 +11,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import hf_specdec
 from hf_specdec import ConfigError, UnsupportedModelError
 from hf_specdec.methods.draft_model import drafter as drafters
-from tests.helpers import zoo_wide
 from tests.helpers.distributions import Comparison, compare_pairs
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import BASE, DECODER, FAMILIES, VOCAB_SIZE, build
@@ -162,17 +161,6 @@ def test_an_encoder_decoder_drafts_with_its_own_encoder(zoo: Callable[[str], Any
     assert output.spec_stats.num_accepted_tokens > 0
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_an_encoder_that_its_model_hands_embeddings_drafts_from_the_ids_of_the_call() -> None:
-    """Florence-2 looks up the words before its encoder, besides those of an image."""
-    model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("florence2"), "image", 0.15))
-    expected = plain(model, PROMPT, **OPTIONS)
-    draft: dict[str, Any] = {"spec_method": "draft_model", "assistant_model": noisy_copy(model, noise=0.01)}
-    output = model.generate(input_ids=PROMPT, **OPTIONS, **draft, return_dict_in_generate=True)
-    assert torch.equal(output.sequences, expected)
-    assert output.spec_stats.num_accepted_tokens > 0
-
-
 def test_embeddings_for_an_encoder_are_refused_beside_a_draft_that_cannot_read_them(zoo: Callable[[str], Any]) -> None:
     model = zoo("t5")
     embeddings = model.get_input_embeddings()(PROMPT).detach()
@@ -180,38 +168,6 @@ def test_embeddings_for_an_encoder_are_refused_beside_a_draft_that_cannot_read_t
         model.generate(
             inputs_embeds=embeddings, spec_method="draft_model", assistant_model=noisy_copy(model), **OPTIONS
         )
-
-
-def test_transformers_own_loop_can_be_asked_for(pair: tuple[Any, Any]) -> None:
-    model, draft = pair
-    output = model.generate(
-        PROMPT,
-        spec_method="draft_model",
-        assistant_model=draft,
-        spec_config={"engine": "assisted"},
-        return_dict_in_generate=True,
-        **OPTIONS,
-    )
-    assert output.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
-    assert "transformers' own assisted decoding" in output.spec_stats.plain_reason
-
-
-def test_decode_takes_a_draft_model_too() -> None:
-    """Nothing is enabled here; transformers drops `assistant_model` on the way, hence the name."""
-    model = build(FAMILIES["llama"])
-    draft = noisy_copy(model)
-    hf_specdec.disable(model)
-    output = model.generate(
-        PROMPT,
-        custom_generate=hf_specdec.decode,
-        spec_method="draft_model",
-        spec_assistant_model=draft,
-        spec_config=ALWAYS,
-        return_dict_in_generate=True,
-        **OPTIONS,
-    )
-    assert output.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
-    assert output.spec_stats.num_accepted_tokens > 0
 
 
 # Losslessness: 2 tokens out of the 4 likeliest, 16 cells.

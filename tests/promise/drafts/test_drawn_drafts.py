@@ -98,14 +98,6 @@ def test_drafts_leave_a_users_constraint_alone(model: Any, method: str) -> None:
     assert kept[0].lengths == kept[1].lengths == list(range(PROMPT.shape[1], PROMPT.shape[1] + 9))
 
 
-def test_guidance_copies_no_model_for_the_drafts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processor holds the model, and computes the unconditional text of the emitted tokens alone."""
-    draft, copied = copy.deepcopy(model), list[Any]()
-    monkeypatch.setattr(type(model), "__deepcopy__", lambda self, memo: copied.append(self), raising=False)
-    acceptance(model, draft, guidance_scale=1.5, max_new_tokens=9)
-    assert copied == []
-
-
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_token_that_is_forced_may_be_none_of_the_drafts(model: Any, config: dict[str, Any]) -> None:
     draft = build(dataclasses.replace(FAMILIES["llama"], options={**DECODER, "vocab_size": VOCAB_SIZE - 8}))

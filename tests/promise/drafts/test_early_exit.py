@@ -13,10 +13,8 @@ import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.cache.spec_cache import SpecLayer
 from hf_specdec.compat import CACHE
-from tests.helpers.distributions import compare_pairs
 from tests.helpers.support import PROMPT, assert_same_cache, plain, results_of
-from tests.helpers.zoo import FALLBACK, FAMILIES, build
-from tests.helpers.zoo_wide import varied
+from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 CHAIN: dict[str, Any] = {"exit_layer": 2, "draft_len": 4, "confidence_threshold": 0.0}
@@ -110,14 +108,6 @@ def test_each_row_of_a_batch_is_plain_generates(zoo: Callable[[str], Any], shape
     assert output.spec_stats.tier == "tree"
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_chain_tier_batch_is_plain_generates(zoo: Callable[[str], Any], shape: str) -> None:
-    """Rows that are kept equally long have tokens to compute again."""
-    model = zoo("gpt_neo")
-    expected = plain(model, BATCH, **OPTIONS, attention_mask=MASK)
-    assert exits(model, BATCH, SHAPES[shape], attention_mask=MASK).sequences.tolist() == expected.tolist()
-
-
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
@@ -146,15 +136,6 @@ def test_a_prompt_of_embeddings_is_drafted_for(model: Any) -> None:
     expected = plain(model, inputs_embeds=embeddings, **OPTIONS)
     output = model.generate(inputs_embeds=embeddings, spec_method="draft_model", spec_config=CHAIN, **OPTIONS)
     assert output.tolist() == expected.tolist()
-
-
-def test_hidden_states_are_those_of_all_layers(model: Any) -> None:
-    options = {"output_hidden_states": True, "return_dict_in_generate": True}
-    expected = plain(model, PROMPT, **OPTIONS, **options)
-    output = model.generate(PROMPT, spec_method="draft_model", spec_config=CHAIN, **OPTIONS, **options)
-    for ours, theirs in zip(output.hidden_states, expected.hidden_states, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            assert torch.allclose(one, other, atol=1e-4)
 
 
 def with_lora(model: Any) -> Any:
@@ -192,47 +173,6 @@ def test_it_works_on_models_that_were_copied_or_wrapped(model: Any, made: str) -
     with torch.compiler.set_stance("force_eager"):  # what is compiled does not matter, what it is bound to does
         expected = plain(inner, input_ids=PROMPT, **OPTIONS)
         assert target.generate(input_ids=PROMPT, **options).tolist() == expected.tolist()
-
-
-def test_a_model_that_reads_settings_of_its_first_layers_drafts_with_them() -> None:
-    """X-MOD reads the languages of an adapter there."""
-    model = hf_specdec.enable(varied("xmod", "causal"))
-    output = exits(model, config={**TREE, "exit_layer": 1})
-    assert output.sequences.tolist() == plain(model, PROMPT, **OPTIONS).tolist()
-    assert output.spec_stats.num_accepted_tokens > 0
-
-
-class _Fails(tf.LogitsProcessor):
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return scores
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_an_interrupt_leaves_the_callers_cache_usable(model: Any, shape: str) -> None:
-    cache = tf.DynamicCache(config=model.config)
-    with pytest.raises(KeyboardInterrupt):
-        exits(model, config=SHAPES[shape], **{CACHE: cache}, logits_processor=[_Fails(7)])
-    length = cache.get_seq_length()
-    whole = plain(model, PROMPT, **OPTIONS)
-    again = plain(model, whole[:, : length + 1], **{CACHE: cache}, max_new_tokens=5, do_sample=False)
-    assert again.tolist() == whole[:, : length + 6].tolist()
-
-
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_use_logits_samples_the_targets_distribution(model: Any, shape: str) -> None:
-    """Drafts are drawn from the first layers; odds of a right run failing: one in a million."""
-    config = {**SHAPES[shape], "use_logits": True}
-    warp = {"temperature": 1.5, "top_k": 4}
-    found = compare_pairs(model, warp, num_texts=250, spec_method="draft_model", spec_config=config)
-    assert found.statistic < found.bound
-    assert found.num_accepted > 12, "some drafts are accepted"
 
 
 def test_transformers_argument_sets_it(model: Any) -> None:
@@ -303,9 +243,3 @@ def test_a_model_whose_layers_cannot_be_found_is_refused() -> None:
     model.config.num_hidden_layers = 2  # of three
     with pytest.raises(ConfigError, match="must be unset where LlamaForCausalLM has no list of 2 layers"):
         exits(model, config={**CHAIN, "exit_layer": 1})
-
-
-def test_a_model_that_decodes_plainly_says_so(zoo: Callable[[str], Any]) -> None:
-    family = next(iter(FALLBACK))
-    output = exits(zoo(family))
-    assert output.spec_stats.plain_reason is not None

@@ -59,13 +59,6 @@ def test_a_request_without_sizes_takes_the_models(model: Any) -> None:
     assert set(widths(model, lookahead_config=[1, 1, 0])) == {1}
 
 
-def test_nothing_is_reserved_unless_somebody_says_so(model: Any) -> None:
-    hf_specdec.enable(model)
-    expected = plain(model, PROMPT, **OPTIONS).tolist()
-    output = model.generate(PROMPT, spec_method="lookahead", lookahead_config=[20, 7, 20], **OPTIONS)
-    assert output.tolist() == expected
-
-
 def test_an_observer_sees_window_and_pool(model: Any) -> None:
     """Levels fill one a step; the root begins the window; what was accepted came out of the pool or the target."""
     steps: list[SpecStep] = []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DiaConfig, DiaForConditionalGeneration, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import ModelOutput
 
@@ -105,28 +105,3 @@ def test_a_class_that_takes_no_decoding_method_writes_its_text(method: str, capl
     assert [OWN_LOOP in message for message in caplog.messages] == [True]
     with pytest.raises(ValueError, match="'no_such_name'"):
         model.generate(PROMPT, max_new_tokens=6, spec_method=method, no_such_name=1)
-
-
-def test_sound_of_a_loop_of_its_own_comes_with_the_reason() -> None:
-    """Dia's codes, of which a prompt has several in each step."""
-    torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
-    cross = {
-        "cross_num_attention_heads": 4,
-        "cross_num_key_value_heads": 4,
-        "cross_head_dim": 8,
-        "cross_hidden_size": 32,
-    }
-    decoder = {**sizes, **heads, **cross, "vocab_size": 50, "num_channels": 3, "max_position_embeddings": 64}
-    tokens = {"delay_pattern": [0, 1, 2], "eos_token_id": 47, "pad_token_id": 48, "bos_token_id": 49}
-    encoder = {**sizes, **heads, "vocab_size": 60, "max_position_embeddings": 64}
-    model = DiaForConditionalGeneration(DiaConfig(encoder_config=encoder, decoder_config=decoder, **tokens)).eval()
-    ids = PROMPT[:, :12] % 40 + 3
-    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
-    hf_specdec.enable(model)
-    output = model.generate(ids, max_new_tokens=6, do_sample=False, spec_method="auto", return_dict_in_generate=True)
-    assert output.sequences.equal(expected)
-    assert output.spec_stats.plain_reason == OWN_LOOP
-    with pytest.raises(hf_specdec.UnsupportedModelError, match="writes no text"):
-        list(hf_specdec.generate_many(model, [ids[0]], max_new_tokens=6, do_sample=False))

@@ -13,7 +13,7 @@ from hf_specdec import ConfigError, SpecMemory
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
-from tests.promise.outputs.test_threads import PROMPTS, expected_texts, frequent_switches, job, run_threads
+from tests.promise.outputs.test_threads import frequent_switches
 
 AUTO: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 9}}
 __all__ = ["frequent_switches"]
@@ -117,16 +117,3 @@ def test_a_copied_model_has_a_memory_of_its_own_that_knows_the_same(model: Any, 
     before = len(memory.pool)
     assert generate(other).sequences.tolist() == plain(model, PROMPT, max_new_tokens=16, do_sample=False).tolist()
     assert len(memory.pool) == before < len(theirs.pool)
-
-
-@pytest.mark.wide
-def test_two_models_and_four_threads_share_one_memory(model: Any) -> None:
-    memory = SpecMemory(400, 300)
-    models = [hf_specdec.enable(one, spec_memory=memory) for one in (model, build(FAMILIES["gpt2"]))]
-    expected = [expected_texts(one) for one in models]
-    pairs = [(one, prompt) for one in (0, 1) for prompt in (0, 1)]
-    results = run_threads([job(models[one], PROMPTS[prompt], AUTO) for one, prompt in pairs])
-    for (one, prompt), found in zip(pairs, results, strict=True):
-        assert all(ids == expected[one][prompt] for ids in found)
-    assert 0 < len(memory.pool) <= 400
-    assert 0 < len(memory.recycled) <= 300 + 4 * 3

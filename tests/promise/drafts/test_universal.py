@@ -194,16 +194,6 @@ def test_auto_asks_it_beside_its_other_sources(pair: Pair) -> None:
     assert together.tolist() == plain(pair.model, **inputs, **OPTIONS).tolist()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_auto_with_it_gives_the_seeds_text(pair: Pair, seed: int) -> None:
-    """Also where costs decide how far it is asked, and a memory outlives the call."""
-    inputs, options = pair.inputs(PROMPTS[seed]), {**OPTIONS, "do_sample": True, "temperature": 0.7}
-    torch.manual_seed(seed)
-    expected = plain(pair.model, **inputs, **options)
-    torch.manual_seed(seed)
-    assert pair.model.generate(**inputs, **options, spec_method="auto", **pair.how).tolist() == expected.tolist()
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("method", ["draft_model", "auto"])
 def test_many_prompts_share_a_batch(pair: Pair, method: str) -> None:
@@ -226,13 +216,6 @@ def test_many_prompts_share_a_batch(pair: Pair, method: str) -> None:
         expected = plain(pair.model, ids, **OPTIONS)[0, ids.shape[1] :]
         assert result.token_ids == expected.tolist()
         assert result.stats.num_accepted_tokens > 0
-
-
-def test_transformers_own_loop_can_be_asked_for(pair: Pair) -> None:
-    inputs = pair.inputs(PROMPTS[0])
-    output = pair.generate(inputs, {"engine": "assisted"})
-    assert output.sequences.tolist() == plain(pair.model, **inputs, **OPTIONS).tolist()
-    assert "transformers' own assisted decoding" in output.spec_stats.plain_reason
 
 
 def test_what_cannot_be_is_refused(pair: Pair) -> None:

@@ -8,20 +8,19 @@ import torch
 
 import hf_specdec
 from hf_specdec import PerRow
-from hf_specdec.api.many_prompts.prompt_inputs import numbered
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.distributed.placement import read_devices
-from hf_specdec.errors import counted
 from tests.helpers.support import PROMPT
+from tests.helpers.zoo import VOCAB_SIZE
 
-COUNTS = {
-    "1 token": (1, "token"),
-    "2 tokens": (2, "token"),
-    "0 tokens": (0, "token"),
-    "12,000 tokens": (12_000, "token"),
-}
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt method": ({"spec_metod": "auto"}, "is 'auto'. Did you mean 'spec_method'"),
+    "a length below 1": (
+        {"prompt_lookup_config": {"max_draft_len": -3}},
+        "`max_draft_len` must be a whole number of at",
+    ),
+    "a device below 0": ({"prompt_lookup_config": [10, 2, [-1]]}, "`device_list` must"),
+    "a method beside none": ({"spec_method": "none", "ngram_config": [3]}, 'Add spec_method="prompt_lookup"'),
     "a misspelt configuration": ({"promt_lookup_config": [3, 2, [0]]}, "Did you mean 'prompt_lookup_config'"),
     "half a token": (
         {"max_new_tokens": 1.5, "spec_method": "prompt_lookup"},
@@ -72,69 +71,63 @@ def test_what_is_no_model_is_named(undone: Callable[[Any], Any], value: Any) -> 
         undone(value)
 
 
-class Negative(hf_specdec.Drafter):
-    """Drafts a token id that there is not."""
+class Drafting(hf_specdec.Drafter):
+    """Drafts what a test gives it."""
+
+    def __init__(self, draft: Callable[[int], Any]) -> None:
+        self.draft = draft
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self.last = prompt_ids[-1]
 
-    def propose(self, budget: int) -> DraftTree:
-        return DraftTree.chain(self.last, [-1])
+    def propose(self, budget: int) -> Any:
+        return self.draft(self.last)
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         self.last = accepted[-1]
 
 
-def test_a_drafters_negative_token_is_named(model: Any) -> None:
-    with pytest.raises(ValueError, match=r"`tree.tokens` must be at least 0, but is -1"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method=Negative)
+def distributed_over(width: int) -> Callable[[int], DraftTree]:
+    return lambda last: DraftTree.chain(last, [3]).with_distributions({0: torch.full((width,), 1 / width)})
 
 
-@pytest.mark.parametrize("token", [torch.tensor(3), 3.0, "3", None])
-def test_a_drafters_token_that_is_no_number_is_named(model: Any, token: Any) -> None:
-    """An element of a tensor would be accepted never."""
+DRAFTS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "a negative token": (lambda last: DraftTree.chain(last, [-1]), "`tree.tokens` must be at least 0, but is -1"),
+    "an element of a tensor": (lambda last: DraftTree.chain(last, [torch.tensor(3)]), "must be whole numbers, but is"),
+    "half a token": (lambda last: DraftTree.chain(last, [3.0]), "`tree.tokens` must be whole numbers, but is"),  # type: ignore[list-item]
+    "another root": (lambda last: DraftTree.chain(last + 1, [4]), "last token of the text"),
+    "nothing": (lambda last: None, "`propose` must return a DraftTree, but is None"),
+    "a tree that was not built": (TreeBuilder, "Return builder.build()"),
+    "shares of too few tokens": (distributed_over(VOCAB_SIZE - 1), f"target's {VOCAB_SIZE} tokens"),
+    "shares of too many tokens": (distributed_over(VOCAB_SIZE + 1), f"target's {VOCAB_SIZE} tokens"),
+}
 
-    class Drawn(Negative):
-        def propose(self, budget: int) -> DraftTree:
-            return DraftTree.chain(self.last, [token])
 
-    with pytest.raises(ValueError, match="`tree.tokens` must be whole numbers, but is .*tolist"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method=Drawn)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_draft_that_is_none_is_named(model: Any, name: str) -> None:
+    draft, message = DRAFTS[name]
+    with pytest.raises(hf_specdec.SpecError) as error:
+        model.generate(PROMPT, max_new_tokens=8, do_sample=True, spec_method=lambda: Drafting(draft))
+    assert message in str(error.value)
+
+
+def test_a_draft_of_tokens_beyond_the_vocabulary_leaves_the_text(model: Any) -> None:
+    expected = model.generate(PROMPT, max_new_tokens=8, do_sample=False).tolist()
+    drafter = Drafting(lambda last: DraftTree.chain(last, [VOCAB_SIZE + 5, 3]))
+    assert model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method=drafter).tolist() == expected
 
 
 def test_a_drafter_may_draft_numpys_integers(model: Any) -> None:
     expected = model.generate(PROMPT, max_new_tokens=8, do_sample=False)
     following = {int(token): expected[0, place + 1 : place + 2].numpy() for place, token in enumerate(expected[0])}
 
-    class Knowing(Negative):
-        def propose(self, budget: int) -> DraftTree:
-            return DraftTree.chain(self.last, following[self.last])
+    def draft(last: int) -> DraftTree:
+        return DraftTree.chain(last, following[last])
 
     call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-    output = model.generate(PROMPT, **call, spec_method=Knowing)
+    output = model.generate(PROMPT, **call, spec_method=lambda: Drafting(draft))
     assert output.sequences.tolist() == expected.tolist()
     assert output.spec_stats.num_accepted_tokens > 0
-
-
-class Nothing(Negative):
-    """Returns nothing where it has nothing to draft."""
-
-    def propose(self, budget: int) -> Any:
-        return None
-
-
-def test_a_drafter_that_returns_no_tree_is_named(model: Any) -> None:
-    with pytest.raises(ValueError, match=r"`propose` must return a DraftTree, but is None"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method=Nothing)
-
-
-def test_a_tree_that_was_not_built_is_named(model: Any) -> None:
-    class Unfinished(Negative):
-        def propose(self, budget: int) -> Any:
-            return TreeBuilder(self.last)
-
-    with pytest.raises(ValueError, match=r"`propose` must return a DraftTree, .* Return builder.build\(\)"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method=Unfinished)
 
 
 class Unwritten(hf_specdec.Drafter):
@@ -151,32 +144,19 @@ def test_what_makes_no_drafter_is_named(model: Any, value: Any, words: str) -> N
         model.generate(PROMPT, max_new_tokens=4, spec_method=value)
 
 
-class Root(Negative):
-    """Drafts nothing."""
-
-    def propose(self, budget: int) -> DraftTree:
-        return DraftTree.chain(self.last)
-
-
 def test_one_drafter_serves_one_of_many_prompts_at_a_time(model: Any) -> None:
     """Two texts at once would be told to it as one."""
     prompts = [[5, 6, 7], [8, 9]]
     job = {"max_new_tokens": 4, "do_sample": False}
+    drafter = Drafting(DraftTree.chain)
     with pytest.raises(hf_specdec.ConfigError, match="`spec_method` must make a drafter for each sequence of a batch"):
-        list(hf_specdec.generate_many(model, prompts, **job, spec_method=Root()))
-    alone = {r.index: r.token_ids for r in hf_specdec.generate_many(model, prompts, **job, spec_method=Root)}
-    after = hf_specdec.generate_many(model, prompts, **job, spec_method=Root(), max_batch_size=1)
+        list(hf_specdec.generate_many(model, prompts, **job, spec_method=drafter))
+    alone = {
+        r.index: r.token_ids
+        for r in hf_specdec.generate_many(model, prompts, **job, spec_method=lambda: Drafting(DraftTree.chain))
+    }
+    after = hf_specdec.generate_many(model, prompts, **job, spec_method=drafter, max_batch_size=1)
     assert {r.index: r.token_ids for r in after} == alone
-
-
-def test_a_method_is_no_argument_of_loading() -> None:
-    with pytest.raises(ValueError, match="`spec_method` must be an argument of generate, not of from_pretrained"):
-        hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), spec_method="auto")
-
-
-def test_a_misspelt_argument_of_generate_many_is_named(model: Any) -> None:
-    with pytest.raises(ValueError, match="Did you mean 'max_batch_size'"):
-        hf_specdec.generate_many(model, [PROMPT], max_new_tokens=4, batch_size=2)
 
 
 @pytest.mark.parametrize("name", [256, 10**30, "cpu:256", "\udc80"])
@@ -187,6 +167,13 @@ def test_a_device_number_that_torch_would_wrap_is_no_device(name: int | str) -> 
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a method while loading": (
+        lambda m: hf_specdec.AutoModelForCausalLM.from_pretrained(
+            hf_specdec.embedded.path("target"), spec_method="auto"
+        ),
+        "`spec_method` must be an argument of generate, not of from_pretrained",
+    ),
+    "a misspelt size": (lambda m: many(m, batch_size=2), "Did you mean 'max_batch_size'"),
     "numbers that are none": (lambda m: many(m, indices=["a"]), "`indices` must be whole numbers, but is 'a'"),
     "one number": (lambda m: many(m, indices=3), "`indices` must be an iterable of numbers"),
     "a tokenizer's name as bytes": (lambda m: many(m, tokenizer=b"gpt2"), "`tokenizer` must be a tokenizer, but is b'"),
@@ -240,13 +227,3 @@ def test_a_wrong_argument_is_named_before_anything_is_computed(model: Any, mista
     with pytest.raises(hf_specdec.SpecError) as error:
         call(model)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("shown", COUNTS)
-def test_one_of_a_kind_is_told_in_the_singular(shown: str) -> None:
-    assert counted(*COUNTS[shown]) == shown
-
-
-def test_an_error_counts_one_in_the_singular() -> None:
-    with pytest.raises(hf_specdec.ConfigError, match=r"but is '1 number'\."):
-        list(numbered(["a", "b"], [7]))

@@ -7,7 +7,6 @@ import torch
 from transformers import GenerationConfig
 
 from hf_specdec.compat import CACHE
-from hf_specdec.errors import UnsupportedModelError
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
@@ -66,27 +65,6 @@ def test_without_a_method_every_mode_of_transformers_works(model: Any) -> None:
     assert model.generate(PROMPT, max_new_tokens=8, do_sample=False, **MODES["num_beams"]).tolist() == expected
 
 
-def test_transformers_own_prompt_lookup_is_untouched_without_a_method(model: Any) -> None:
-    expected = plain(model, PROMPT, max_new_tokens=12, do_sample=False).tolist()
-    output = model.generate(PROMPT, max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=4)
-    assert output.tolist() == expected
-
-
-def test_with_a_method_transformers_argument_sets_our_draft_length(model: Any) -> None:
-    """Adding `spec_method` to a call that used transformers' prompt lookup is enough."""
-    lengths: list[int] = []
-    output = model.generate(
-        PROMPT,
-        max_new_tokens=12,
-        do_sample=False,
-        prompt_lookup_num_tokens=3,
-        spec_method="prompt_lookup",
-        spec_observer=lambda step: lengths.append(step.tree.num_draft_tokens),
-    )
-    assert output.tolist() == plain(model, PROMPT, max_new_tokens=12, do_sample=False).tolist()
-    assert max(lengths) == 3
-
-
 def test_a_generation_configuration_that_asks_for_transformers_lookup_does_not_switch_loops(model: Any) -> None:
     """Its loop stops late and ignores the seed; with `spec_method` ours is used."""
     config = GenerationConfig(prompt_lookup_num_tokens=3, do_sample=True, max_new_tokens=12, pad_token_id=0)
@@ -119,11 +97,3 @@ def test_a_model_in_training_mode_still_generates(model: Any) -> None:
     finally:
         model.eval()
     assert output.tolist() == expected
-
-
-@pytest.mark.parametrize("family", ["gpt_neo", "minimax"])
-def test_lookahead_is_refused_where_only_chains_are_verified(zoo: Any, family: str) -> None:
-    """The error says why, and which methods work."""
-    with pytest.raises(UnsupportedModelError, match="needs a model that verifies trees") as caught:
-        zoo(family).generate(PROMPT, max_new_tokens=4, spec_method="lookahead")
-    assert "'draft_model'" in str(caught.value) and "'prompt_lookup'" in str(caught.value)

@@ -11,8 +11,6 @@ from transformers import DynamicCache, GenerationMixin
 import hf_specdec
 from hf_specdec.compat import CACHE
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.forward.networks.head_base import HeadCall
-from hf_specdec.forward.networks.head_runner import HeadRunner
 from tests.helpers.distributions import compare_pairs
 from tests.helpers.heads import SHAPES, Zoo, random_head
 from tests.helpers.heads import always as always_by
@@ -199,37 +197,3 @@ def test_heads_and_models_are_told_apart(model: Any) -> None:
             spec_config={"engine": "assisted"},
             assistant_model=random_head(model),
         )
-
-
-def test_rows_of_a_head_take_the_places_of_one_another(model: Any) -> None:
-    """A row that is taken over scores as it did alone."""
-    head = random_head(model)
-
-    def runner(prompts: list[list[int]]) -> HeadRunner:
-        call = HeadCall(
-            prompts=prompts,
-            embed=model.get_input_embeddings(),
-            hidden_layers=(1, 2, 3),
-            vocab_size=VOCAB_SIZE,
-            relative_cost=0.1,
-            device=torch.device("cpu"),
-        )
-        made = HeadRunner(head, call)
-        generator = torch.Generator().manual_seed(len(prompts[0]))
-        for place, prompt in enumerate(prompts):
-            made.read(place, [torch.randn(len(prompt), 48, generator=generator) for _ in range(3)])
-            made.keep(place, [9])
-        return made
-
-    from hf_specdec.common.tree import DraftTree
-
-    tree = DraftTree.chain(9, [4, 5])
-    alone = runner([[5, 6, 7]]).score([tree])[0]
-    pair, joining = runner([[1, 2, 3, 4], [3, 4, 5, 6]]), runner([[5, 6, 7]])
-    pair.score([tree, None])
-    pair.keep(0, [4])
-    pair.read(0, [torch.randn(1, 48) for _ in range(3)])
-    pair.admit(joining, 1)
-    torch.testing.assert_close(pair.score([None, tree])[1].logits, alone.logits)
-    pair.select([1])
-    assert pair.num_rows == 1

@@ -1,10 +1,8 @@
 """A draft head on targets that were copied, wrapped, dispatched, compiled or quantised, and from the command line."""
 
 import copy
-import json
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import accelerate
@@ -15,7 +13,6 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.methods.eagle3.checkpoint import save_head
 from tests.cli.conftest import run  # noqa: F401 a fixture
 from tests.helpers.head_models import random_dflash_head
 from tests.helpers.heads import random_head
@@ -52,22 +49,6 @@ def test_a_head_drafts_for_a_target_that_was_copied_or_wrapped(made: str) -> Non
         assistant_model=random_head(model),
     )
     assert torch.equal(ours, expected)
-
-
-def test_a_disabled_target_can_be_pickled_after_drafts_and_returns_hidden_states() -> None:
-    model = hf_specdec.enable(build(FAMILIES["llama"]))
-    seen: list[Any] = []
-    model.model.layers[0].register_forward_hook(lambda *args: seen.append(args))
-    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
-    model.generate(PROMPT, **call, spec_method="eagle3", spec_config=TREE, assistant_model=random_head(model))
-    with pytest.raises((AttributeError, pickle.PicklingError), match="output_capturing_hook"):
-        pickle.dumps(model.model.layers[1])
-    hf_specdec.disable(model)
-    pickle.dumps(model.model.layers[1])
-    del seen[:]
-    output = model.generate(PROMPT, **call, output_hidden_states=True, return_dict_in_generate=True)
-    assert len(output.hidden_states) == len(seen) == 4  # the caller's hook stays
-    assert len(output.hidden_states[0]) == model.config.num_hidden_layers + 1
 
 
 @pytest.mark.at_most(1)
@@ -148,28 +129,6 @@ def test_a_head_goes_where_the_target_reads_its_inputs(model: Any) -> None:
             spec_config={"draft_model_device_list": [77]},
             assistant_model=random_head(model),
         )
-
-
-def test_generate_on_the_command_line_takes_a_head(run: Any, tmp_path: Path) -> None:  # noqa: F811
-    model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
-    save_head(random_head(model), tmp_path)
-    words = ("generate", "def area(width", "--dtype", "fp32", "--max-new-tokens", "12", "--json")
-    found = []
-    named = [("--spec-method", "eagle3", "--assistant-model", str(tmp_path)), ("--assistant-model", str(tmp_path))]
-    for method in (("--spec-method", "none"), *named):
-        result = run(*words, *method)
-        assert result.exit_code == 0, result.stderr
-        found.append(json.loads(result.stdout))
-    assert found[0]["token_ids"] == found[1]["token_ids"] == found[2]["token_ids"]
-    assert found[1]["spec_method"] == "eagle3"
-    assert found[1]["assistant_dtype"] == "float32"
-
-
-def test_the_command_line_asks_for_the_head_that_is_missing(run: Any) -> None:  # noqa: F811
-    result = run("generate", "x", "--model", embedded.path("draft"), "--spec-method", "eagle3", "--max-new-tokens", "4")
-    assert result.exit_code == 2
-    assert "error:" in result.stderr
-    assert "head" in result.stderr
 
 
 @pytest.mark.parametrize(

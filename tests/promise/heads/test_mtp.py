@@ -13,7 +13,6 @@ from transformers.modeling_layers import MtpModel
 import hf_specdec
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError
 from hf_specdec.methods.mtp.network import MtpHead
-from hf_specdec.methods.registry import as_head
 from tests.helpers.heads import SHAPES, random_head
 from tests.helpers.heads import always as always_by
 from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp, save_checkpoint
@@ -153,13 +152,3 @@ def test_layers_of_another_model_and_other_heads_are_refused(mellum: tuple[Any, 
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=random_head(model))
     with pytest.raises(ConfigError, match="must be a draft head"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=model)
-
-
-def test_layers_that_are_handed_over_again_are_the_same_head(mellum: tuple[Any, MtpModel]) -> None:
-    """What was compiled for them serves the next call; in another precision they are another one."""
-    mtp = copy.deepcopy(mellum[1])
-    head = as_head(mtp)
-    assert as_head(mtp) is head is not None
-    other = as_head(mtp.to(torch.float64))
-    assert other is not None
-    assert other is not head

@@ -1,16 +1,15 @@
 """`generate_many` with prompts and settings of every kind: each result is plain `generate` of its prompt alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers as tf
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.support import METHODS, method_of, noisy_copy, plain, results_of, seq_length
+from tests.helpers.support import METHODS, method_of, noisy_copy, plain, seq_length
 from tests.helpers.zoo import DECODER, FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -90,27 +89,6 @@ def test_what_a_single_prompt_cannot_ask_for_is_its_own_error(pair: tuple[Any, A
     results = {result.index: result for result in hf_specdec.generate_many(pair[0], prompts, **OPTIONS)}
     assert next(iter(setting)) in str(results[0].error)
     assert results[1].token_ids == alone(pair[0], [9], **OPTIONS)
-
-
-def test_a_generation_configuration_may_sample(pair: tuple[Any, Any]) -> None:
-    """Every result says the seed that gives it again."""
-    config = tf.GenerationConfig(max_new_tokens=8, do_sample=True, pad_token_id=0)
-    for result in results_of(pair[0], PROMPTS, generation_config=config):
-        assert result.seed is not None
-        torch.manual_seed(result.seed)
-        assert result.token_ids == alone(pair[0], result.prompt, generation_config=config)
-
-
-def test_numbers_and_seeds_may_be_numpys(pair: tuple[Any, Any]) -> None:
-    options = {**OPTIONS, "do_sample": True, "seed": 1}
-    expected = list(hf_specdec.generate_many(pair[0], PROMPTS[:2], indices=[3, 4], **options))
-    numbers = [np.int64(3), np.int32(4)]
-    own = [{"input_ids": PROMPTS[0], "seed": np.int64(4)}, {"input_ids": PROMPTS[1], "seed": np.uint8(5)}]
-    for prompts, seed in ((PROMPTS[:2], np.int32(1)), (own, 7)):
-        found = list(hf_specdec.generate_many(pair[0], prompts, indices=numbers, **options | {"seed": seed}))
-        texts = [sorted((one.index, one.token_ids) for one in results) for results in (expected, found)]
-        assert texts[0] == texts[1]
-        assert all(type(one.seed) is int and one.error is None for one in found)
 
 
 def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, Any]) -> None:
@@ -213,19 +191,6 @@ def test_stop_strings_end_prompts_of_token_ids_too(tokenizer: Any) -> None:
     expected = [alone(model, tokenizer(text)["input_ids"], **asked) for text in texts]
     assert any(len(tokens) < 40 for tokens in expected)
     assert list(many(model, prompts, **asked).values()) == expected
-
-
-def test_a_source_of_prompts_that_fails_ends_the_job_with_its_error(pair: tuple[Any, Any]) -> None:
-    def source() -> Iterator[Any]:
-        yield from PROMPTS[:3]
-        raise KeyError("no more")
-
-    done = []
-    with pytest.raises(KeyError, match="no more"):
-        for result in hf_specdec.generate_many(pair[0], source(), max_batch_size=2, **OPTIONS):
-            done.append(result.index)
-    assert done
-    assert many(pair[0], [[9]], **OPTIONS) == {0: alone(pair[0], [9], **OPTIONS)}
 
 
 def test_two_jobs_on_one_model_take_turns(pair: tuple[Any, Any]) -> None:

@@ -85,12 +85,6 @@ def test_a_prompt_s_own_configuration_names_its_method(target: Any) -> None:
     assert check(target, prompts)[0].stats.method == "lookahead"
 
 
-def test_a_prompt_s_configuration_of_none_leaves_the_job_s_method(target: Any) -> None:
-    prompt = {"input_ids": PROMPT[0].tolist(), "prompt_lookup_config": None}
-    (result,) = hf_specdec.generate_many(target, [prompt], spec_method="lookahead", max_new_tokens=4)
-    assert result.stats.method == "lookahead"
-
-
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_prompt_s_own_observer_sees_its_steps(target: Any, batch: int) -> None:
     """In the place of the job's, which sees those of the others."""
@@ -113,13 +107,6 @@ def test_an_observer_of_one_prompt_that_fails_ends_that_prompt_alone(target: Any
     for result in results[1:]:
         assert result.error is None
         assert result.token_ids == plain_text(target, tuple(result.prompt))
-
-
-def test_a_prompt_may_ask_for_transformers_own_assisted_decoding(target: Any) -> None:
-    own = {"spec_method": "draft_model", "assistant_model": noisy_copy(target), "spec_config": {"engine": "assisted"}}
-    prompts = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
-    results = check(target, [{**prompts[0], **own}, *prompts[1:]])
-    assert results[0].stats.plain_reason == "transformers' own assisted decoding was asked for"
 
 
 @pytest.mark.at_most(2)
@@ -154,30 +141,6 @@ def test_a_first_prompt_without_drafts_keeps_nobody_from_drafting(target: Any) -
 
 
 @pytest.mark.parametrize(
-    ("own", "others"),
-    [
-        ({"spec_method": "lookahead", "spec_config": [4, 3, 5]}, "auto"),
-        ({"spec_method": "prompt_lookup"}, "auto"),
-        ({"spec_method": "auto", "spec_config": {"deterministic": True, "pool": "request"}}, "lookahead"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value["spec_method"],
-)
-def test_a_prompt_s_own_method_drafts_as_it_does_in_a_job_of_its_own(own: dict[str, Any], others: str) -> None:
-    """Where a job's method drafts as many tokens as save time, and where it does not."""
-
-    def drafted(**job: Any) -> tuple[int, int]:
-        model = hf_specdec.enable(build(FAMILIES["llama"]))  # which has no costs of earlier tests
-        prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([[5, 6, 7, 8] * 6]), **own}]
-        (result,) = check(model, prompts, **job).values()
-        assert result.stats.method == own["spec_method"]
-        return result.stats.num_draft_tokens, result.stats.num_drafts
-
-    expected = drafted(**own)
-    assert expected[0] > 0
-    assert drafted(spec_method=others) == expected
-
-
-@pytest.mark.parametrize(
     ("how", "method"),
     [
         ({}, "auto"),
@@ -195,12 +158,3 @@ def test_an_argument_of_a_method_names_the_method(target: Any, how: dict[str, An
     expected = target.generate(PROMPT, **call, return_dict_in_generate=True, **how)
     assert result.token_ids == expected.sequences[0, PROMPT.shape[1] :].tolist()
     assert method == "auto" or expected.spec_stats.method == method
-
-
-def test_an_argument_of_another_method_is_refused(target: Any) -> None:
-    how: dict[str, Any] = {"spec_method": "auto", "prompt_lookup_config": {}, "max_new_tokens": 6}
-    with pytest.raises(hf_specdec.ConfigError) as by_generate:
-        target.generate(PROMPT, **how)
-    with pytest.raises(hf_specdec.ConfigError) as by_many:
-        list(hf_specdec.generate_many(target, PROMPT, **how))
-    assert str(by_many.value) == str(by_generate.value)

@@ -79,12 +79,6 @@ def test_the_bound_holds_and_the_texts_used_last_stay(model: Any) -> None:
     assert [cached(answers(model, [tokens(60, seed)], cache))[0] for seed in (3, 1, 2)] == [59, 59, 0]
 
 
-def test_nothing_is_kept_without_room(model: Any) -> None:
-    cache = PrefixCache(0)
-    assert cached(answers(model, PROMPTS[:2], cache)) == [0, 0]
-    assert cache.num_bytes == 0
-
-
 def test_a_cache_serves_one_model_in_one_state(zoo: Callable[[str], Any]) -> None:
     cache, models = PrefixCache(), [zoo("llama"), hf_specdec.enable(build(FAMILIES["llama"]))]
     for model in models:

@@ -9,7 +9,6 @@ import hf_specdec
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from tests.helpers import zoo_wide
 from tests.helpers.head_models import HEADS, random_dflash_head
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain, results_of
@@ -73,19 +72,3 @@ def test_one_of_many_prompts_holds_one(pair: tuple[Any, DraftHead]) -> None:
     for result in results_of(target, prompts, max_batch_size=3, **HOW, **how):
         alone = plain(target, torch.tensor([prompts[result.index]]), **HOW)[0, len(prompts[result.index]) :]
         assert list(result.token_ids) == alone.tolist()
-
-
-def test_a_prompt_holds_each_token_that_is_embedded() -> None:
-    """Moshi's texts begin with a token that its vocabulary does not count."""
-    model = zoo_wide.build(zoo_wide.shrunk("moshi"), "causal", 0.3)
-    rows = model.get_input_embeddings().num_embeddings
-    assert rows == model.config.vocab_size + 1
-    prompt = torch.cat([torch.tensor([[rows - 1]]), PROMPT[:, :9]], dim=1)
-    expected = plain(model, prompt, **HOW)
-    hf_specdec.enable(model)
-    assert torch.equal(model.generate(prompt, **HOW, spec_method="prompt_lookup"), expected)
-    assert torch.equal(
-        model.generate(prompt, **HOW, spec_method="prompt_lookup", custom_generate=hf_specdec.decode), expected
-    )
-    with pytest.raises(hf_specdec.ConfigError, match=f"below {rows}"):
-        model.generate(prompt + 1, **HOW, spec_method="prompt_lookup")

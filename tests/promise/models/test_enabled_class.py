@@ -17,7 +17,6 @@ import pytest
 import torch
 import transformers as tf
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import hf_specdec
 from tests.helpers.support import PROMPT
@@ -104,13 +103,6 @@ def test_one_expression_generates(name: str, form: str) -> None:
     assert output.spec_stats.method == "prompt_lookup"
 
 
-def test_a_loaded_model_generates_in_one_expression() -> None:
-    path = hf_specdec.embedded.path("target")
-    expected = tf.AutoModelForCausalLM.from_pretrained(path).generate(PROMPT, **CALL)
-    auto = hf_specdec.AutoModelForCausalLM
-    assert torch.equal(auto.from_pretrained(path).generate(PROMPT, **CALL, spec_method="auto"), expected)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_class_shows_as_the_model_s_own(name: str) -> None:
     model = MODELS[name]()
@@ -130,12 +122,6 @@ def test_the_class_shows_as_the_model_s_own(name: str) -> None:
     assert inspect.getfile(type(model)) == inspect.getfile(own)
     assert list(getattr(own, "subclasses", ())) == subclasses
     assert type(hf_specdec.disable(model)) is own
-
-
-def test_tables_by_class_find_the_model() -> None:
-    model = hf_specdec.enable(llama())
-    assert model.__class__ in MODEL_FOR_CAUSAL_LM_MAPPING.values()
-    assert {tf.LlamaForCausalLM: 1}[model.__class__] == 1
 
 
 def test_all_models_of_a_class_get_one_enabled_class() -> None:
@@ -195,11 +181,6 @@ print(model.generate(ids, max_new_tokens=8, do_sample=False, spec_method="prompt
     assert done.stdout.strip() == str(model.generate(PROMPT, **CALL).tolist())
 
 
-def test_saved_files_name_the_class(tmp_path: Path) -> None:
-    hf_specdec.enable(llama()).save_pretrained(tmp_path)
-    assert tf.AutoConfig.from_pretrained(tmp_path).architectures == ["LlamaForCausalLM"]
-
-
 def test_a_class_of_one_s_own_is_saved_with_its_code(tmp_path: Path) -> None:
     Importable.register_for_auto_class("AutoModelForCausalLM")
     try:
@@ -209,25 +190,6 @@ def test_a_class_of_one_s_own_is_saved_with_its_code(tmp_path: Path) -> None:
     saved = tf.LlamaConfig.from_pretrained(tmp_path)
     assert saved.auto_map == {"AutoModelForCausalLM": "test_enabled_class.Importable"}
     assert (tmp_path / "test_enabled_class.py").exists()
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("first", ["enable", "wrap"])
-def test_peft_wraps_before_and_after(first: str) -> None:
-    peft = pytest.importorskip("peft")
-    lora = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
-    expected = peft.get_peft_model(llama(), lora)
-    if first == "enable":
-        model = peft.get_peft_model(hf_specdec.enable(llama()), lora)
-    else:
-        model = hf_specdec.enable(peft.get_peft_model(llama(), lora))
-    for (name, weight), other in zip(expected.named_parameters(), model.parameters(), strict=True):
-        assert torch.equal(weight, other), name
-    assert model.get_base_model().__class__ is tf.LlamaForCausalLM
-    assert model.peft_config["default"].target_modules == expected.peft_config["default"].target_modules
-    output = model.generate(input_ids=PROMPT, **CALL, spec_method="prompt_lookup", return_dict_in_generate=True)
-    assert torch.equal(output.sequences, expected.generate(input_ids=PROMPT, **CALL))
-    assert output.spec_stats.method == "prompt_lookup"
 
 
 def test_accelerate_s_hooks_come_and_go() -> None:
@@ -249,16 +211,6 @@ def test_a_class_made_of_the_model_s_stays_enabled() -> None:
     output = model.generate(PROMPT, **CALL, spec_method="prompt_lookup", return_dict_in_generate=True)
     assert output.spec_stats.method == "prompt_lookup"
     assert type(hf_specdec.disable(model)) is sharded
-
-
-def test_a_pipeline_takes_the_model(tokenizer: Any) -> None:
-    path = hf_specdec.embedded.path("target")
-    plain, enabled = (auto.from_pretrained(path) for auto in (tf.AutoModelForCausalLM, hf_specdec.AutoModelForCausalLM))
-    texts = [
-        tf.pipeline("text-generation", model=model, tokenizer=tokenizer)("The cat", max_new_tokens=8, do_sample=False)
-        for model in (plain, enabled)
-    ]
-    assert texts[0] == texts[1]
 
 
 def test_a_class_that_refuses_subclasses_says_so() -> None:

@@ -14,13 +14,10 @@ from transformers import (
 
 import hf_specdec
 from tests.helpers.support import DRAFTS, PROMPT, plain
-from tests.helpers.zoo_wide import NOT_MADE_AGAIN, shrunk
 from tests.helpers.zoo_wide import build as built
 from tests.helpers.zoo_wide import inputs as inputs_of
+from tests.helpers.zoo_wide import shrunk
 
-LENGTH = 40
-NTK = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 TREES = ("prompt_lookup", "auto", "lookahead")
 NEW: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 MADE_ANEW = pytest.mark.filterwarnings("ignore")  # what default configurations leave out
@@ -45,23 +42,6 @@ def varied(model: Any, scale: float) -> Any:
             if weight.ndim > 1:
                 weight.normal_(std=scale)
     return model.eval()
-
-
-def remade(model_type: str, **changes: Any) -> Any:
-    config = shrunk(model_type)
-    values = {name: value for name, value in config.to_dict().items() if name not in NOT_MADE_AGAIN}
-    return built(type(config).from_dict(values | changes), "causal", 0.15)
-
-
-@MADE_ANEW
-def test_a_model_that_forgets_its_text_is_followed() -> None:
-    """Phi-4-multimodal drops the cache at a length and goes on with one token, where Phi-3 reads the text again."""
-    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0 + 0.4 * i for i in range(8)]}
-    parameters = {"rope_theta": 1e4, "rope_type": "longrope", "factor": 4.0, "partial_rotary_factor": 1.0, **factors}
-    parameters["original_max_position_embeddings"] = LENGTH
-    model = remade("phi4_multimodal", rope_parameters=parameters, original_max_position_embeddings=LENGTH)
-    for stats in compared(model, "prompt_lookup", "auto"):
-        assert stats.plain_reason is not None and "forgets its text" in stats.plain_reason
 
 
 def llama4(floor_scale: int) -> Any:
@@ -117,33 +97,6 @@ def test_attention_that_is_scaled_by_columns(floor_scale: int, within: tuple[str
     expected = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
     for result in hf_specdec.generate_many(model, prompts, **NEW):
         assert prompts[result.index] + list(result.token_ids) == expected[result.index]
-
-
-@pytest.mark.parametrize("length", [53, 54, 90])
-def test_a_table_of_masks_that_just_holds_the_text(length: int) -> None:
-    """GPT-Neo cuts its mask out of a table with as many columns as there are positions, whatever a tree's depth."""
-    config = GPTNeoConfig(
-        vocab_size=128,
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global"], 2]],
-        max_position_embeddings=length,
-        intermediate_size=64,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = varied(GPTNeoForCausalLM(config), 0.15)
-    model.generation_config.eos_token_id = None
-    expected = plain(model, PROMPT, **NEW)[0].tolist()
-    hf_specdec.enable(model)
-    for draft in DRAFTS.values():
-        output = model.generate(PROMPT, **NEW, **draft(expected), return_dict_in_generate=True)
-        assert output.sequences[0].tolist() == expected
-    prompts = [PROMPT[0].tolist(), PROMPT[0, :7].tolist()]
-    texts = [plain(model, torch.tensor([ids]), **NEW)[0].tolist() for ids in prompts]
-    for result in hf_specdec.generate_many(model, prompts, **NEW):
-        assert prompts[result.index] + list(result.token_ids) == texts[result.index]
 
 
 @pytest.mark.parametrize("window", [256, 1100])

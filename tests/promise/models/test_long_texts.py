@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat import CACHE
 from tests.helpers.support import PROMPT, noisy_copy, plain
 from tests.helpers.zoo import DECODER, Family, build
 from tests.promise.conftest import Draft
@@ -93,28 +92,6 @@ def test_what_a_long_text_leaves_behind_is_what_plain_generation_leaves(long_mod
     assert texts[0] == texts[1]
 
 
-def test_the_cache_of_a_long_text_is_plain_generations(long_model: Any) -> None:
-    prompt = prompt_of(30)
-    settings = NEW | {"return_dict_in_generate": True}
-    expected = plain(fresh(long_model), prompt, **settings)[CACHE]
-    ours = fresh(long_model).generate(prompt, **settings, spec_method="prompt_lookup")[CACHE]
-    for own, other in zip(ours.layers, expected.layers, strict=True):
-        torch.testing.assert_close(own.keys, other.keys, atol=1e-4, rtol=1e-4)
-
-
-def test_many_prompts_of_different_lengths_are_each_plain_generations(long_model: Any) -> None:
-    prompts = [prompt_of(length) for length in (33, LENGTH + 5)]
-    expected = []
-    for prompt in prompts:
-        expected.append(plain(fresh(long_model), prompt, **NEW)[0, prompt.shape[1] :].tolist())
-    found = {}
-    for prompt in prompts:  # each from the same state, as plain
-        fresh(long_model)
-        (result,) = hf_specdec.generate_many(long_model, [prompt], **NEW)
-        found[prompt.shape[1]] = result.token_ids
-    assert [found[prompt.shape[1]] for prompt in prompts] == expected
-
-
 def test_a_draft_model_may_outgrow_its_own_length(zoo: Callable[[str], Any], long_model: Any) -> None:
     """And a target that has no such length goes on."""
     target = zoo("llama")
@@ -141,37 +118,6 @@ def test_a_prompt_beyond_the_last_position_is_read_where_no_table_ends(
     expected = plain(model, prompt, max_new_tokens=12, do_sample=False)[0].tolist()
     output = model.generate(prompt, max_new_tokens=12, do_sample=False, return_dict_in_generate=True, **draft(expected))
     assert output.sequences[0].tolist() == expected
-
-
-@pytest.mark.parametrize("length", [10, 24, 30], ids=["crossing", "at", "beyond"])
-def test_a_table_of_positions_that_grows_ends_nowhere(draft: Draft, length: int) -> None:
-    small = {"vocab_size": 96, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "num_attention_heads": 4}
-    grows = Family(name="", config="XGLMConfig", options=small | {"max_position_embeddings": 24}, seed=2)
-    prompt = prompt_of(length)
-    expected = plain(hf_specdec.enable(build(grows)), prompt, **NEW)[0].tolist()
-    model = hf_specdec.enable(build(grows))
-    output = model.generate(prompt, **NEW, **draft(expected), return_dict_in_generate=True)
-    assert output.sequences[0].tolist() == expected
-    assert output.spec_stats.plain_reason is None
-
-
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("config", [{}, {"num_branches": 2}], ids=["chain", "tree"])
-def test_a_draft_of_another_length_crosses_it_in_a_padded_batch(
-    zoo: Callable[[str], Any], long_model: Any, config: dict[str, Any]
-) -> None:
-    ids = prompt_of(30).repeat(2, 1)
-    ids[1] = ids[1].roll(1)
-    mask = torch.ones_like(ids)
-    ids[0, :9] = mask[0, :9] = 0
-    for target in (zoo("llama"), long_model):
-        expected = plain(fresh(target), ids, attention_mask=mask, **NEW).tolist()
-        drafts = {
-            "assistant_model": noisy_copy(long_model, noise=0.01),
-            "spec_config": {"confidence_threshold": 0.0, **config},
-        }
-        ours = fresh(target).generate(ids, attention_mask=mask, **NEW, spec_method="draft_model", **drafts)
-        assert ours.tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])

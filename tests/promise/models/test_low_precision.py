@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE, VALUES_KEEP_DTYPE
+from hf_specdec.compat import CACHE
 from tests.helpers.cover import wide_but
-from tests.helpers.graphs import on_cpu
 from tests.helpers.support import MASK, PADDED, PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build
 
@@ -45,13 +44,6 @@ def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) ->
         (i for i, pair in enumerate(zip(output.sequences[0].tolist(), expected, strict=True)) if len(set(pair)) > 1), 99
     )
     assert same >= len(expected) - 15, "the first token comes from the same forward"
-
-
-def test_the_mask_has_the_dtype_that_attention_wants() -> None:
-    """Eager attention adds the mask to its scores."""
-    model = build(FAMILIES["llama"]).to(torch.bfloat16)
-    model.set_attn_implementation("eager")
-    assert hf_specdec.capability(hf_specdec.enable(model)).tier == "tree"
 
 
 def test_a_change_of_dtype_or_attention_is_noticed(zoo: Callable[[str], Any]) -> None:
@@ -86,20 +78,6 @@ def test_values_are_kept_as_plain_keeps_them_where_autocast_rounds_them_alone() 
     assert found[0] == found[1]
 
 
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])  # rows of the second are decoded plainly
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_static_cache_under_autocast_where_plain_generation_keeps_none(family: str, rows: int) -> None:
-    """transformers' own static cache takes no values of autocast's dtype."""
-    model = hf_specdec.enable(build(FAMILIES[family]))
-    model.generation_config.use_cache = False
-    call: dict[str, Any] = {"attention_mask": MASK[:rows], "max_new_tokens": 8, "do_sample": False}
-    call["cache_implementation"] = "static"
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = plain(model, PADDED[:rows], **call)
-        assert torch.equal(model.generate(PADDED[:rows], **call, spec_method="prompt_lookup"), expected)
-
-
 def test_a_static_layer_keeps_what_autocast_rounds() -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
@@ -121,39 +99,6 @@ def test_a_cache_that_autocast_filled_is_continued_without_it(family: str) -> No
         answers.append(generate(torch.cat([first, PROMPT[:, :5]], dim=1), **call).tolist())
         answers.append([(layer.keys.dtype, layer.values.dtype) for layer in call[CACHE].layers])
     assert answers[2:] == answers[:2]
-
-
-@pytest.mark.wide
-@pytest.mark.skipif(not VALUES_KEEP_DTYPE, reason="plain generation raises: its static cache takes no narrower values")
-@pytest.mark.parametrize("autocast_first", [True, False], ids=["autocast first", "autocast last"])
-def test_compiled_calls_with_and_without_autocast_follow_one_another(autocast_first: bool) -> None:
-    """The buffers that a model keeps for its graphs are of the call's dtypes."""
-    model = hf_specdec.enable(build(FAMILIES["llama"]))
-    call: dict[str, Any] = {
-        "max_new_tokens": 10,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        "cache_implementation": "static",
-    }
-    for is_cast in (autocast_first, not autocast_first):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
-            expected = plain(model, PROMPT, **call)
-            ours = model.generate(PROMPT, **call, compile_config=on_cpu("eager"), spec_method="prompt_lookup")
-        assert torch.equal(ours.sequences, expected.sequences)
-        found = [[(layer.keys.dtype, layer.values.dtype) for layer in one[CACHE].layers] for one in (ours, expected)]
-        assert found[0] == found[1]
-
-
-def test_a_static_cache_that_was_filled_keeps_its_columns_under_autocast() -> None:
-    """Plain generation raises where keys are narrower than the buffers, as GPT-2's then are."""
-    model = hf_specdec.enable(build(FAMILIES["gpt2"]))
-    texts = []
-    for cache in (StaticCache(config=model.config, max_cache_len=64), DynamicCache(config=model.config)):
-        call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup", CACHE: cache}
-        first = model.generate(PROMPT, **call)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            texts.append(model.generate(torch.cat([first, PROMPT[:, :5]], dim=1), **call).tolist())
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -3,7 +3,6 @@ configuration.
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import compat
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.model_state import state_of
@@ -174,19 +172,6 @@ def test_facts_are_kept_as_long_as_the_structure_stays() -> None:
     assert state.facts_of(fingerprint(model)) is not facts
 
 
-def test_what_a_fact_is_found_by_is_asked_once() -> None:
-    model = build(FAMILIES["llama"])
-    facts = state_of(model).facts_of(fingerprint(model))
-    asked: list[int] = []
-
-    def find(model: Any, number: int) -> int:
-        asked.append(number)
-        return 2 * number
-
-    assert [facts.of(find, model, number) for number in (1, 2, 1, 2)] == [2, 4, 2, 4]
-    assert asked == [1, 2]
-
-
 def test_a_class_that_does_not_name_its_embeddings_generates(monkeypatch: pytest.MonkeyPatch) -> None:
     """As some of transformers' own; draft heads, which read them, are refused."""
     model = hf_specdec.enable(build(FAMILIES["llama"]))
@@ -210,11 +195,3 @@ def test_a_configuration_with_empty_layer_types_verifies_trees() -> None:
     output = model.generate(PROMPT, **CALL, spec_method="lookahead", return_dict_in_generate=True)
     assert output.sequences.equal(expected)
     assert output.spec_stats.tier == hf_specdec.capability(model).tier == "tree"
-
-
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_embeddings_that_are_only_looked_up_make_no_forward_dearer(is_tied: bool) -> None:
-    llama = FAMILIES["llama"]
-    model = build(dataclasses.replace(llama, options={**llama.options, "tie_word_embeddings": is_tied}))
-    looked_up = model.get_input_embeddings().weight.numel()
-    assert compat.num_weights(model) == model.num_parameters() - (0 if is_tied else looked_up)

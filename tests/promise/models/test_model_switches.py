@@ -35,8 +35,6 @@ class Switched:
     def hook(self, module: Any, args: Any, output: Any) -> Any:
         return steered(output) if self.is_on else None
 
-    __call__ = hook
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.inner(*args, **kwargs)
         return steered(output) if self.is_on else output
@@ -61,20 +59,6 @@ def hook_of_an_object(model: Any) -> Callable[[], None]:
     return lambda: setattr(switched, "is_on", True)
 
 
-def hook_object(model: Any) -> Callable[[], None]:
-    switched = Switched()
-    model.model.layers[1].register_forward_hook(switched)
-    return lambda: setattr(switched, "is_on", True)
-
-
-def hook_function(model: Any) -> Callable[[], None]:
-    def hook(module: Any, args: Any, output: Any) -> Any:
-        return steered(output) if getattr(hook, "is_on", False) else None
-
-    model.model.layers[1].register_forward_hook(hook)
-    return lambda: setattr(hook, "is_on", True)
-
-
 def forward_of_an_object(model: Any) -> Callable[[], None]:
     switched = Switched(model.model.layers[1].mlp.forward)
     model.model.layers[1].mlp.forward = switched.forward
@@ -86,7 +70,7 @@ def own_module(model: Any) -> Callable[[], None]:
     return lambda: setattr(model.model.layers[1].mlp, "strength", 0.5)
 
 
-SWITCHES = [hook_of_an_object, hook_object, hook_function, forward_of_an_object, own_module]
+SWITCHES = [hook_of_an_object, forward_of_an_object, own_module]
 
 
 @pytest.mark.parametrize("prepare", SWITCHES)

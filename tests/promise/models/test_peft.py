@@ -110,15 +110,6 @@ def test_padded_rows_are_verified_after_virtual_tokens(virtual: Any) -> None:
     assert answer(virtual, PADDED, spec_method="auto") == answer(virtual, PADDED)
 
 
-@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
-def test_transformers_assisted_decoding_knows_no_virtual_tokens(virtual: Any, method: str) -> None:
-    given = {"assistant_model": build(FAMILIES["llama"])} if method == "draft_model" else {}
-    call: dict[str, Any] = {**CALL, "spec_method": method, "spec_config": {"engine": "assisted"}, **given}
-    output = virtual.generate(input_ids=PROMPT, **call, return_dict_in_generate=True)
-    assert output.sequences.tolist() == answer(virtual, PROMPT)
-    assert "virtual tokens" in output.spec_stats.plain_reason
-
-
 def test_a_draft_has_no_virtual_tokens(virtual: Any) -> None:
     target = hf_specdec.enable(build(FAMILIES["llama"]))
     call: dict[str, Any] = {**CALL, "spec_method": "draft_model"}

@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GlmImageForConditionalGeneration, StoppingCriteria
+from transformers import StoppingCriteria
 
 import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers import zoo, zoo_wide
 from tests.helpers.support import (
-    METHODS,
     PROMPT,
     assert_same_run,
-    assert_same_tensors,
     both,
-    method_of,
-    noisy_copy,
     plain,
     run,
 )
@@ -136,31 +132,3 @@ def test_positions_given_by_the_caller_count(zoo: Callable[[str], Any], draft: D
     make, coming = ending_there(zoo(family), lambda: {"position_ids": positions})
     reference, ours = both(zoo(family), make, draft, coming)
     assert_same_run(ours, reference)
-
-
-def test_a_model_that_goes_on_beyond_its_positions_is_followed(model: Any, draft: Draft) -> None:
-    """Rotary positions have no end; plain decoding goes on as well."""
-    reference, ours = both(model, lambda: {"input_ids": LONG, "max_new_tokens": 24}, draft)
-    assert_same_run(ours, reference)
-    assert len(ours.ids) == POSITIONS + 12
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "lookahead"])
-def test_positions_that_the_model_keeps_for_an_image_are_followed(
-    monkeypatch: pytest.MonkeyPatch, method: str, cache: str
-) -> None:
-    """GLM-Image's preparation hands no positions to its forward, which counts those of an image's rows and columns."""
-    config = zoo_wide.shrunk("glm_image")
-    config.text_config.rope_parameters["mrope_section"] = [2, 3, 3]
-    config.image_start_token_id, config.image_end_token_id, config.image_token_id = 120, 121, 122
-    monkeypatch.setitem(zoo_wide.KINDS, "grid", {type(config): GlmImageForConditionalGeneration})
-    model = zoo_wide.build(config, "grid", 0.15)
-    drafts = method_of(method, noisy_copy(copy.deepcopy(model)))
-    asked: dict[str, Any] = {"image_grid_thw": torch.tensor([[1, 4, 6]]), "max_new_tokens": 20, "do_sample": False}
-    asked |= {"return_dict_in_generate": True, "output_logits": True, "cache_implementation": cache}
-    expected = copy.deepcopy(model).generate(PROMPT, **asked)
-    ours = hf_specdec.enable(model).generate(PROMPT, **asked, **drafts)
-    assert ours.sequences.tolist() == expected.sequences.tolist()
-    assert_same_tensors(ours.logits, expected.logits, atol=1e-3)
-    assert (ours.spec_stats.plain_reason is None) == (cache == "dynamic")

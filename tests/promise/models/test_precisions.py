@@ -118,22 +118,6 @@ def test_sampled_tokens_follow_the_seed(checkpoint: Callable[[str], str], whole_
     assert model.generate(PROMPT, **settings, spec_method="prompt_lookup").tolist() == expected.tolist()
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("precision", [*QUANTISED, "int8"])
-def test_a_draft_has_a_precision_of_its_own(precision: str) -> None:
-    """Whatever the draft's weights, the target's tokens are the target's."""
-    load = hf_specdec.AutoModelForCausalLM.from_pretrained
-    target = load(embedded.path("target"), precision="fp32")
-    draft = load(embedded.path("draft"), precision=precision)
-    ids = code("def read(path):\n    ")
-    expected = plain(target, ids, **SETTINGS)
-    output = target.generate(
-        ids, **SETTINGS, spec_method="draft_model", assistant_model=draft, return_dict_in_generate=True
-    )
-    assert output.sequences.tolist() == expected.tolist()
-    assert output.spec_stats.num_accepted_tokens > 0
-
-
 def code(text: str) -> torch.Tensor:
     ids: torch.Tensor = tf.AutoTokenizer.from_pretrained(embedded.path("target"))(text, return_tensors="pt").input_ids
     return ids

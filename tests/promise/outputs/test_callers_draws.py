@@ -127,14 +127,6 @@ def test_a_greedy_call_leaves_the_global_generator_to_other_threads(model: Any) 
     assert drawn == expected
 
 
-def test_what_it_draws_goes_on_from_call_to_call(model: Any) -> None:
-    drafter = Drawing()
-    run(model, speculative, lambda: SAMPLED, spec_method=drafter)
-    later = drafter.drawn[1:]  # the first number is of its making
-    assert len(later) > 20
-    assert len(set(later)) == len(later)
-
-
 def test_an_observer_that_draws_leaves_the_sample_as_it_is(model: Any) -> None:
     drawn: list[float] = []
     observe = {"spec_observer": lambda step: drawn.append(torch.rand(()).item())}

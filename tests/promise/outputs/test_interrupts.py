@@ -180,20 +180,6 @@ def test_a_drafter_is_told_of_the_end_of_each_text_it_has_begun(model: Any, at: 
     assert bool(drafter.text) == (at != 1)
 
 
-@pytest.mark.parametrize("pool", ["request", "shared"])
-def test_a_prompt_that_cannot_be_read_fails_with_its_own_error(model: Any, pool: str) -> None:
-    """The drafter, which has not begun, must not hide it."""
-    bomb = Bomb(RuntimeError("out of memory"), -1)
-    handle = model.model.layers[1].register_forward_hook(lambda *_: bomb.tick())
-    model.generate(PROMPT, max_new_tokens=2, spec_method="prompt_lookup")
-    bomb.left = 1
-    try:
-        with pytest.raises(RuntimeError, match="out of memory"):
-            model.generate(PROMPT, max_new_tokens=4, spec_method="prompt_lookup", spec_config={"pool": pool})
-    finally:
-        handle.remove()
-
-
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("layer", [0, 1, 2])

@@ -45,14 +45,6 @@ def test_without_the_dictionary_the_output_is_the_tensor(model: Any, draft: Draf
     assert ours.output.dtype == torch.long
 
 
-def test_nothing_is_recorded_that_was_not_asked_for(model: Any, draft: Draft) -> None:
-    _, ours = both(model, dict, draft)
-    assert ours.output.scores is None
-    assert ours.output.logits is None
-    assert ours.output.hidden_states is None
-    assert ours.output.attentions is None
-
-
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
 def test_a_call_without_a_cache_is_plain_generates(model: Any, method: str) -> None:
     call: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "use_cache": False}
@@ -61,21 +53,6 @@ def test_a_call_without_a_cache_is_plain_generates(model: Any, method: str) -> N
     assert_same_tensors(ours.output.scores, reference.output.scores)
     assert ours.output.get(CACHE) is reference.output.get(CACHE) is None
     assert "use_cache=False" in ours.stats.plain_reason
-
-
-def test_transition_scores_can_be_computed_from_the_output(model: Any, draft: Draft) -> None:
-    reference, ours = both(model, lambda: {"output_scores": True}, draft)
-    transitions = [
-        model.compute_transition_scores(run.output.sequences, run.output.scores, normalize_logits=True)
-        for run in (ours, reference)
-    ]
-    assert_same_tensors(*transitions)
-
-
-def test_the_prompt_tensor_is_left_alone(model: Any, draft: Draft) -> None:
-    prompt = PROMPT.clone()
-    both(model, lambda: {"input_ids": prompt}, draft)
-    assert torch.equal(prompt, PROMPT)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "deepseek_v4"])

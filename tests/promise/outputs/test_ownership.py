@@ -143,12 +143,6 @@ def test_a_function_that_calls_the_enabled_method_may_be_enabled_again(fresh: An
     assert len(seen) == 2
 
 
-def test_a_method_put_back_on_the_instance_is_no_function_of_ones_own(fresh: Any) -> None:
-    """Those who replace `generate` for a while set the attribute to what they had read."""
-    fresh.generate = hf_specdec.enable(fresh).generate
-    assert "generate" not in vars(hf_specdec.disable(fresh))
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_bound_to_itself_with_ones_own_generate(fresh: Any, duplicate: Callable[[Any], Any]) -> None:
     fresh.generate = functools.partial(fresh.generate, max_new_tokens=3)
@@ -158,14 +152,6 @@ def test_a_copy_is_bound_to_itself_with_ones_own_generate(fresh: Any, duplicate:
     assert hf_specdec.disable(twin).generate(PROMPT).shape[1] == PROMPT.shape[1] + 3
     assert twin.generate.func.__self__ is twin
     assert fresh.generate.__self__ is fresh
-
-
-def test_a_shallow_copy_outlives_the_model_that_it_was_made_of(fresh: Any, without_collector: None) -> None:
-    expected = plain(fresh, PROMPT, **CALL)
-    twin = copy.copy(hf_specdec.enable(build(FAMILIES["llama"])))
-    assert twin.generate.__self__ is twin
-    assert torch.equal(twin.generate(PROMPT, **CALL, spec_method="prompt_lookup"), expected)
-    hf_specdec.disable(copy.copy(twin))
 
 
 def test_a_shallow_copy_has_settings_of_its_own(fresh: Any) -> None:

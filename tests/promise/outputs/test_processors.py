@@ -105,6 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "temperature": {"do_sample": True, "temperature": 0.3},
     "top_h": {"do_sample": True, "top_h": 0.4},
     "renormalize": {"do_sample": True, "top_k": 5, "renormalize_logits": True},
+    "watermarking_config": {"watermarking_config": {"bias": 2.5, "seeding_scheme": "selfhash"}},
     "remove_invalid_values": {"remove_invalid_values": True},
     "repetition_and_ngrams": {"do_sample": True, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
 }
@@ -126,8 +127,3 @@ def test_the_settings_make_a_difference(model: Any, setting: str) -> None:
     reference, _ = both(model, lambda: dict(SETTINGS[setting]), draft)
     unset, _ = both(model, dict, draft)
     assert reference.ids != unset.ids
-
-
-def test_watermarked_text_is_the_same(model: Any, draft: Draft) -> None:
-    reference, ours = both(model, lambda: {"watermarking_config": {"bias": 2.5, "seeding_scheme": "selfhash"}}, draft)
-    assert_same_run(ours, reference)

@@ -71,11 +71,6 @@ def test_criteria_see_the_scores_so_far(model: Any, draft: Draft) -> None:
     assert ours.kwargs["stopping_criteria"][0].num_scores == list(range(1, 17))
 
 
-def test_a_plain_list_of_criteria_is_enough(model: Any, draft: Draft, coming: list[int]) -> None:
-    reference, ours = both(model, lambda: {"stopping_criteria": [Recorder(5)]}, draft, coming)
-    assert_same_run(ours, reference)
-
-
 @pytest.mark.parametrize("position", [1, 2, 6, 7, 11])
 def test_the_text_ends_on_an_end_of_text_token_wherever_it_falls(
     model: Any, draft: Draft, coming: list[int], position: int

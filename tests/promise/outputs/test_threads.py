@@ -84,14 +84,6 @@ def test_a_model_met_first_by_two_threads_is_probed_safely() -> None:
     assert [texts[0] for texts in run_threads(jobs)] == expected
 
 
-@pytest.mark.wide
-def test_two_models_side_by_side_keep_to_themselves(zoo: Callable[[str], Any]) -> None:
-    models = [zoo("llama"), zoo("gpt_oss")]
-    expected = [expected_texts(model)[0] for model in models]
-    jobs = [job(model, PROMPTS[0], DRAFTS["oracle"](text)) for model, text in zip(models, expected, strict=True)]
-    assert [texts[-1] for texts in run_threads(jobs)] == expected
-
-
 def test_a_shared_pool_may_be_used_by_several_threads(model: Any) -> None:
     """The pool outlives calls and belongs to the model, so all threads write to it."""
     expected = expected_texts(model)
