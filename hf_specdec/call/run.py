@@ -31,9 +31,11 @@ from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.placement import device_mesh
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import Call, with_stats
+from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.decode import decode_speculatively
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
+from hf_specdec.engine.shared_processes import steps_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.forward_arguments import tensors_of
 
@@ -136,7 +138,8 @@ def decode_prepared(call: Call, request: Request | None, encoder_inputs: Any = N
         state_of(call.model).warn_once(fault)
     facts = Facts(call.model, call)
     plan = plan_call(facts, request)
-    rank_sync.check(lambda: digests(call, request, plan))
+    if rank_sync is not None:
+        rank_sync.check(lambda: digests(call, request, plan))
     log_notes(call.model, plan)
     stats = SpecStats.of(plan)
     if plan.loop == "transformers":
@@ -145,16 +148,10 @@ def decode_prepared(call: Call, request: Request | None, encoder_inputs: Any = N
     draft_runner, make_drafter = drafting_of(facts, request, plan, encoder_inputs)
     if plan.loop == "assisted":
         return decode_assisted(call, make_drafter(0, None), stats=stats, rank_sync=rank_sync)
-    return decode_speculatively(
-        call,
-        plan,
-        make_drafter,
-        stats=stats,
-        draft_runner=draft_runner,
-        costs=facts.costs(request),
-        observer=request.observer,
-        rank_sync=rank_sync,
-    )
+    costs = facts.costs(request)
+    budget = None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths)
+    steps = steps_of(rank_sync, stats, budget=budget, observer=request.observer)
+    return decode_speculatively(call, plan, make_drafter, steps=steps, draft_runner=draft_runner)
 
 
 def prepared_call(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> tuple[Call, Request]:

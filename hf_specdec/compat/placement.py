@@ -17,6 +17,12 @@ def device_mesh(model: PreTrainedModel) -> Any:
     return getattr(model, "_device_mesh", None)
 
 
+def is_shared(model: PreTrainedModel) -> bool:
+    """True if several processes hold parts of the model's weights, so that its forwards are collectives."""
+    mesh = device_mesh(model)
+    return mesh is not None and mesh.size() > 1
+
+
 def tensor_parallel_arguments(plan: dict[str, Any]) -> dict[str, Any]:
     """`tp_plan` and `tp_size` as `from_pretrained` takes them."""
     return {"distributed_config": DistributedConfig(**plan)}

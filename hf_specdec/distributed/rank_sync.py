@@ -3,22 +3,22 @@
 The model's forwards are collectives, so every process must run the same ones. The first process drafts, draws tokens
 and asks stopping criteria; what it decided travels with the next trees, in one message a step. The others compute the
 same forwards, follow, and check what they can: that all were called with the same inputs, and that their own logits
-allow the first one's choice. In a single process all of this is nothing.
+allow the first one's choice.
 """
 
 import contextlib
 import dataclasses
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.placement import device_mesh
+from hf_specdec.compat.placement import device_mesh, is_shared
 from hf_specdec.distributed.rank_channel import RankChannel, describe
 from hf_specdec.errors import RankError, UnsupportedModelError
 
@@ -47,29 +47,25 @@ class Scores(Protocol):
         """Compute the trees' new nodes."""
 
 
-class RankSync:
-    """Decisions of a single process.
+class RankSync(ABC):
+    """Decisions of several processes.
 
     Attributes:
-        is_alone (`bool`): whether there is no other process.
         is_leader (`bool`): whether this process decides.
-        intact (`bool`): whether the processes can go on together after an error.
     """
 
-    is_alone = True
-    is_leader = True
-    intact = True
+    is_leader: ClassVar[bool]
 
-    def check(self, fields: Callable[[], Mapping[str, int]]) -> None:
-        """Make sure that all processes are called alike, before they compute anything together.
+    def __init__(self, channel: RankChannel, device: torch.device) -> None:
+        self.channel, self.device = channel, device
+        self.is_computing = self.is_over = False
 
-        Args:
-            fields: gives a digest for everything that has to be the same, by its name.
+    @property
+    def intact(self) -> bool:
+        """True if the others still listen: none has failed, all is not decided yet, and no forward was interrupted."""
+        return self.channel.intact and not self.is_computing and not self.is_over
 
-        Raises:
-            RankError: something differs; it is named, in every process.
-        """
-
+    @abstractmethod
     def decide(
         self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
     ) -> int:
@@ -79,70 +75,53 @@ class RankSync:
             is_watched: whether anybody notices if `make` is not called in the other processes.
             confirm: told of the decision where a process's own `make` came to another one; raises if it cannot be.
         """
-        return make()
 
+    @abstractmethod
     def decide_now(self, make: Callable[[], int]) -> int:
         """As `decide`, for a decision that is needed before the next trees."""
-        return make()
-
-    def any(self, flag: bool) -> bool:
-        """Returns whether `flag` holds in any process; all of them ask."""
-        return flag
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> None:
         """Call what is not the first process's alone; an error in another process ends all at the next message."""
         function(*args)
 
+    @abstractmethod
     def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
         """The first process's trees; until they are there, the others compute what its draft runner asks for."""
-        return propose()
 
-    def score(self, trees: Sequence[DraftTree | None]) -> None:
-        """Announce a forward of a draft model that is in all processes."""
-
-    def forward(self) -> AbstractContextManager[None]:
-        """Around a forward of all processes: an error in there may be one process's own, and no one can be told."""
-        return contextlib.nullcontext()
-
-    def flush(self) -> None:
-        """Let the others know what was decided."""
-
+    @abstractmethod
     def finish(self) -> None:
         """All is decided."""
 
+    def score(self, trees: Sequence[DraftTree | None]) -> None:
+        """Announce a forward of a draft model that is in all processes."""
+        return
+
+    def flush(self) -> None:
+        """Let the others know what was decided."""
+        return
+
     def abandon(self, error: BaseException) -> None:
         """An error ends the call: let no one wait."""
-
-    def share_random_state(self) -> None:
-        """Give all processes the first one's random state."""
-
-
-class _Together(RankSync):
-    """Common part of the first process and the others."""
-
-    is_alone = False
-
-    def __init__(self, channel: RankChannel, device: torch.device) -> None:
-        self.channel, self.device = channel, device
-        self.is_computing = self.is_over = False
-
-    @property
-    def intact(self) -> bool:  # type: ignore[override]  # here it changes
-        """True if the others still listen: none has failed, all is not decided yet, and no forward was interrupted."""
-        return self.channel.intact and not self.is_computing and not self.is_over
+        return
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        self.is_computing = True
+        """Around a forward of all processes: an error in there may be one process's own, and no one can be told."""
+        before, self.is_computing = self.is_computing, True
         yield
-        self.is_computing = False
+        self.is_computing = before
 
-    def any(self, flag: bool) -> bool:
-        return any(self.channel.gather(flag))
+    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
+        """Make sure that all processes are called alike, before they compute anything together.
 
-    def check(self, fields: Callable[[], Mapping[str, int]]) -> None:
+        Args:
+            digests: gives a number for everything that has to be the same, by its name.
+
+        Raises:
+            RankError: something differs; it is named, in every process.
+        """
         self.flush()
-        first, *others = self.channel.gather(dict(fields()))
+        first, *others = self.channel.gather(dict(digests()))
         names = {name for other in others for name, _ in first.items() ^ other.items()}
         if names:
             self.channel.intact = False
@@ -152,16 +131,19 @@ class _Together(RankSync):
             )
 
     def share_random_state(self) -> None:
+        """Give all processes the first one's random state."""
         accelerator = None if self.device.type == "cpu" else torch.get_device_module(self.device)
-        own = None if accelerator is None else accelerator.get_rng_state(self.device)
-        state, of_device = self.channel.gather((torch.get_rng_state(), own) if self.is_leader else None)[0]
+        of_device = None if accelerator is None else accelerator.get_rng_state(self.device)
+        state, of_device = self.channel.gather((torch.get_rng_state(), of_device) if self.is_leader else None)[0]
         torch.set_rng_state(state)
         if accelerator is not None:
             accelerator.set_rng_state(of_device, self.device)
 
 
-class _Leader(_Together):
+class _Leader(RankSync):
     """The process that decides."""
+
+    is_leader = True
 
     def __init__(self, channel: RankChannel, device: torch.device) -> None:
         super().__init__(channel, device)
@@ -212,7 +194,7 @@ class _Leader(_Together):
         self.channel.exchange(Message(kind, decided, bare))
 
 
-class _Follower(_Together):
+class _Follower(RankSync):
     """A process that does as the first one says."""
 
     is_leader = False
@@ -279,15 +261,15 @@ class _Follower(_Together):
             confirm(decided)
 
 
-def rank_sync_of(model: PreTrainedModel) -> RankSync:
-    """Synchronisation of a tensor-parallel model's processes; that of a single process for any other model.
+def rank_sync_of(model: PreTrainedModel) -> RankSync | None:
+    """Synchronisation of a tensor-parallel model's processes; `None` for any other model.
 
     Raises:
         UnsupportedModelError: the model is shared out in a way that cannot be followed here.
     """
+    if not is_shared(model):
+        return None
     mesh = device_mesh(model)
-    if mesh is None:
-        return RankSync()
     names = mesh.mesh_dim_names or ("tp",)
     others = [name for name, size in zip(names, mesh.shape, strict=True) if name != "tp" and size > 1]
     if others:
@@ -295,11 +277,14 @@ def rank_sync_of(model: PreTrainedModel) -> RankSync:
             f"{type(model).__name__} is shared out by {others[0]}. With spec_method only tensor parallelism works, "
             'distributed_config=DistributedConfig(tp_plan="auto").'
         )
-    sharded = mesh["tp"] if mesh.ndim > 1 else mesh
-    if sharded.size() == 1:
-        return RankSync()
-    channel = RankChannel(sharded.get_group(), model.device)
+    channel = RankChannel((mesh["tp"] if mesh.ndim > 1 else mesh).get_group(), model.device)
     return (_Leader if channel.rank == 0 else _Follower)(channel, model.device)
+
+
+def any_process(model: PreTrainedModel, flag: bool) -> bool:
+    """True if `flag` holds in any process of the model; all of them ask."""
+    rank_sync = rank_sync_of(model)
+    return flag if rank_sync is None else any(rank_sync.channel.gather(flag))
 
 
 def digest(value: Any) -> int:

@@ -49,7 +49,7 @@ class ContinuousBatching:
     """
 
     def __init__(self, steps: StepRunner, *, max_rows: int, max_columns: int, prefixes: PrefixCache) -> None:
-        self.rank_sync, self._steps, self.prefixes = steps.rank_sync, steps, prefixes
+        self._steps, self.prefixes = steps, prefixes
         self.max_rows, self.max_columns = max_rows, max_columns
         self._keys: dict[SequenceState, Hashable] = {}  # of sequences whose texts are kept, in `prefixes`
         self._batch: Batch | None = None
@@ -68,8 +68,7 @@ class ContinuousBatching:
             while True:
                 yield from self._fill(queue)
                 if self._batch is None:
-                    self._steps.finish()
-                    self.rank_sync.finish()
+                    self._steps.end()
                     return
                 self._steps.run(self._batch)
                 for place, sequence in enumerate(self._batch.sequences):
@@ -80,7 +79,7 @@ class ContinuousBatching:
         except GeneratorExit:
             raise
         except BaseException as error:
-            self.rank_sync.abandon(error)
+            self._steps.abandon(error)
             raise
         finally:
             with contextlib.ExitStack() as stack:
@@ -92,7 +91,7 @@ class ContinuousBatching:
     def _ended(self, sequence: SequenceState) -> SequenceState:
         self._keys.pop(sequence, None)
         sequence.end()
-        self.rank_sync.flush()
+        self._steps.flush()
         return sequence
 
     def _fill(self, queue: Iterator[QueuedSequence | None]) -> Iterator[SequenceState]:
@@ -123,7 +122,7 @@ class ContinuousBatching:
         if len(live) >= self.max_rows:
             return None
         if self._next is None:
-            self.rank_sync.flush()  # the next prompt may be one that is decoded by itself
+            self._steps.flush()  # the next prompt may be one that is decoded by itself
             self._next = next(queue, None)
             if self._next is not None:
                 check_own_drafters(self._next.sequence.drafter, [one for one in sequences if not one.finished])
@@ -137,8 +136,8 @@ class ContinuousBatching:
     def _read(self, queued: QueuedSequence) -> None:
         """The prompt's forward and the first token; the beginning that another text has in common is copied."""
         sequence, target, prompt = queued.sequence, queued.batch.target, queued.batch.prompt
-        sequence.isolates_errors = True
-        sequence.isolates_drafter = self.rank_sync.is_alone and queued.batch.draft_runner is None
+        sequence.isolates_errors, sequence.can_go_on = True, self._steps.can_go_on
+        sequence.isolates_drafter = not self._steps.is_shared and queued.batch.draft_runner is None
         reuse = prompt.reuse()
         weights = state_of(target.model).weights.of(target.model) if reuse.step and self.prefixes.max_bytes else None
         key = queued.prefix_key, weights, reuse.step
@@ -147,7 +146,7 @@ class ContinuousBatching:
                 sequence.stats.num_cached_tokens = prompt.load(self.prefixes, key, reuse)
             self._steps.begin(queued.batch)
         except Exception as error:
-            if not self.rank_sync.intact:
+            if not self._steps.can_go_on():
                 raise
             sequence.fail(error)
             return

@@ -3,33 +3,26 @@
 Decides nothing, and knows no method by name.
 """
 
-import functools
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from hf_specdec import compat
-from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.rotary import position_limit
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.call_output import call_output, shown_fields
 from hf_specdec.engine.continuous_batching import QueuedSequence
-from hf_specdec.engine.cost.budget import Budget
-from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
-from hf_specdec.engine.shared_processes import sampler_of, steps_of, stop_check_of
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.forward.hidden_states import Layers, part_of_node, states_of
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
-from hf_specdec.forward.networks.drafting import used_by
 from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -54,11 +47,11 @@ class _Loop:
 
     def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
         self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
-        self.rank_sync, self._steps = steps.rank_sync, steps
+        self._steps = steps
         self.prompt_states: Layers = None
         self._keeps_states = False
         if streamer is not None:
-            self._show_tokens()
+            self._steps.listen(self._on_token)
 
     def run(self) -> None:
         """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""
@@ -67,20 +60,19 @@ class _Loop:
             self._steps.begin(self.batch)
             if "hidden_states" in self.shows:
                 self.prompt_states, self._keeps_states = states_of(target.outputs), True
-                self._show_tokens()
+                self._steps.listen(self._on_token)
             while self.batch.num_live:
                 self._retire()
                 self._steps.run(self.batch)
             while self.shows and any(len(sequence.text) < self.length for sequence in self.sequences):
                 self._steps.run(self.batch)
-            self._steps.finish()
-            self.rank_sync.finish()
+            self._steps.end()
             for sequence in self.sequences:
                 sequence.pad(self.length, self.batch.pad_token_id)
             if target.keep_cache:
                 target.catch_up(self.length)
         except BaseException as error:
-            self.rank_sync.abandon(error)
+            self._steps.abandon(error)
             raise
         finally:
             self.batch.close(*self.sequences)
@@ -89,10 +81,6 @@ class _Loop:
     def length(self) -> int:
         """Tokens of the longest text."""
         return max(sequence.length for sequence in self.sequences)
-
-    def _show_tokens(self) -> None:
-        is_alone, on_token = self.rank_sync.is_alone, self._on_token
-        self._steps.on_token = on_token if is_alone else functools.partial(self.rank_sync.attempt, on_token)
 
     def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
         """Keep what is shown of the forward that led to a token after the first, and hand it to the streamer."""
@@ -121,22 +109,18 @@ def decode_speculatively(
     plan: CallPlan,
     make_drafter: MakeDrafter,
     *,
-    stats: SpecStats,
+    steps: StepRunner,
     draft_runner: BaseDraftRunner | None,
-    costs: StepCosts | None,
-    observer: Callable[[SpecStep], None] | None,
-    rank_sync: RankSync,
 ) -> Any:
     """Decode in our loop; returns what plain generation would return, with `.spec_stats`.
 
     Args:
         make_drafter: makes the drafter of one sequence from its index and random generator.
-        costs: of the target's forwards; with them, each step verifies as many tokens as save time.
-        rank_sync: of the processes that decode together.
+        steps: takes the call's batch one step further.
     """
-    config = call.generation_config
+    config, stats = call.generation_config, steps.stats
     texts = _texts(call)
-    sequences = _sequences(call, texts, make_drafter, stats, rank_sync)
+    sequences = _sequences(call, texts, make_drafter, steps)
     target = ModelRunner(
         call.model,
         call.input_ids,
@@ -153,19 +137,14 @@ def decode_speculatively(
     _bind(draft_runner, target)
     stats.method = stats.method or type(sequences[0].drafter).__name__
     loop = _Loop(
-        _batch(call, plan, sequences, target, used_by(rank_sync, draft_runner)),
-        steps_of(rank_sync)(
-            stats,
-            rank_sync,
-            budget=None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths),
-            observer=observer,
-        ),
+        _batch(call, plan, sequences, target, steps.network(draft_runner)),
+        steps,
         streamer=call.streamer,
         shows=shown_fields(call),
     )
     _run(loop, stats)
     if config.do_sample:
-        rank_sync.share_random_state()
+        steps.share_random_state()
     if call.streamer is not None:
         call.streamer.end()
     ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
@@ -220,7 +199,7 @@ def _texts(call: Call) -> list[TokenBuffer]:
 
 
 def _sequences(
-    call: Call, texts: Sequence[TokenBuffer], make_drafter: MakeDrafter, stats: SpecStats, rank_sync: RankSync
+    call: Call, texts: Sequence[TokenBuffer], make_drafter: MakeDrafter, steps: StepRunner
 ) -> list[SequenceState]:
     """Drafter, sampler and stop check of every sequence.
 
@@ -230,22 +209,22 @@ def _sequences(
     device = call.input_ids.device
     generators: list[torch.Generator | None] = [None] * len(texts)
     if len(texts) > 1 and call.generation_config.do_sample:
-        first = rank_sync.decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
-        stats.seeds = [first + row for row in range(len(texts))]
-        generators = [torch.Generator(device).manual_seed(seed) for seed in stats.seeds]
+        first = steps.seed()
+        steps.stats.seeds = [first + row for row in range(len(texts))]
+        generators = [torch.Generator(device).manual_seed(seed) for seed in steps.stats.seeds]
     sequences: list[SequenceState] = []
     for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
         processors, criteria = call.logits_processor, call.stopping_criteria
         if len(texts) > 1:
             processors = processors_of_row(processors, index, len(texts))
             criteria = criteria_of_row(criteria, index)
-        sampler = sampler_of(rank_sync, processors, call.generation_config, device, generator)
+        sampler = steps.sampler(processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)
         with isolated_rng(sampler):
             drafter = make_drafter(index, generator)
         check_own_drafters(drafter, sequences)
-        stop_check = stop_check_of(rank_sync, criteria)
-        sequences.append(SequenceState(index, text, prompt, drafter, sampler, stop_check, stats, rank_sync))
+        stop_check = steps.stop_check(criteria)
+        sequences.append(SequenceState(index, text, prompt, drafter, sampler, stop_check, steps.stats))
     return sequences
 
 
@@ -256,16 +235,16 @@ def queued_sequence_of(
     index: int,
     generator: torch.Generator | None,
     draft_runner: BaseDraftRunner | None,
-    rank_sync: RankSync,
+    steps: StepRunner,
     prefix_key: Hashable,
 ) -> QueuedSequence:
     """A call of one sequence, to be decoded among others."""
     (text,) = _texts(call)
-    sampler = sampler_of(rank_sync, call.logits_processor, call.generation_config, call.input_ids.device, generator)
+    sampler = steps.sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats.of(plan)
     stats.method = stats.method or type(drafter).__name__
-    stop_check = stop_check_of(rank_sync, call.stopping_criteria)
-    sequence = SequenceState(index, text, text.tokens.copy(), drafter, sampler, stop_check, stats, rank_sync)
+    stop_check = steps.stop_check(call.stopping_criteria)
+    sequence = SequenceState(index, text, text.tokens.copy(), drafter, sampler, stop_check, stats)
     target = ModelRunner(
         call.model,
         call.input_ids,
@@ -279,7 +258,7 @@ def queued_sequence_of(
     )
     _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
-    batch = _batch(call, plan, [sequence], target, used_by(rank_sync, draft_runner))
+    batch = _batch(call, plan, [sequence], target, steps.network(draft_runner))
     return QueuedSequence(
         batch, longest, (call.now, prefix_key), None if draft_runner is None else draft_runner.network
     )

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.modules import as_read_by
+from hf_specdec.compat.placement import is_shared
 from hf_specdec.distributed.placement import read_devices
-from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import UNBOUNDED, Call
 from hf_specdec.engine.draft_pairing import MAX_PADDING
 from hf_specdec.engine.model_state import state_of
@@ -105,7 +105,7 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int, compiles: bool) 
         relative_cost=_relative_cost(call, head),
         device=call.input_ids.device,
         # embeddings and output head may be shared out, so that their forwards are collectives
-        is_shared=not rank_sync_of(call.model).is_alone,
+        is_shared=is_shared(call.model),
         room=room,
     )
 

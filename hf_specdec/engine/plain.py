@@ -7,19 +7,18 @@ import torch
 from hf_specdec import compat
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.distributed.rank_sync import RankSync
-from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.shared_processes import agreed_criteria
+from hf_specdec.engine.shared_processes import agreed_criteria, candidates_of
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.methods.common.drafter import BaseDrafter
 
 OF_TEXT = {"attention_mask", "position_ids"}
 
 
-def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats, rank_sync: RankSync) -> Any:
+def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats, rank_sync: RankSync | None) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     is_alone = not call.model.config.is_encoder_decoder and bool(tensors_of(call.model_kwargs).keys() - OF_TEXT)
-    candidates = CountedCandidates(drafter, stats, rank_sync, reads_prompt_alone=is_alone)
+    candidates = candidates_of(rank_sync, drafter, stats, reads_prompt_alone=is_alone)
     recorded = compat.recorded(call.cache)
     stats.method = stats.method or type(drafter).__name__
     try:
@@ -31,7 +30,7 @@ def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats, rank_
     return with_stats(output, stats)
 
 
-def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync) -> Any:
+def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync | None) -> Any:
     """Decode with transformers' own greedy search or sampling."""
     output = compat.sample(call.model, call.input_ids, **_loop_arguments(call, rank_sync))
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
@@ -44,9 +43,9 @@ def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync) -> Any:
     return with_stats(output, stats)
 
 
-def _loop_arguments(call: Call, rank_sync: RankSync) -> dict[str, Any]:
+def _loop_arguments(call: Call, rank_sync: RankSync | None) -> dict[str, Any]:
     """Arguments of transformers' loops, which decide in every process: from one random state, and by one clock."""
-    if call.generation_config.do_sample:
+    if call.generation_config.do_sample and rank_sync is not None:
         rank_sync.share_random_state()
     arguments = call.decoding_arguments()
     arguments["stopping_criteria"] = agreed_criteria(call.stopping_criteria, rank_sync)

@@ -11,7 +11,6 @@ import numpy as np
 from hf_specdec.common.observer import DraftedNode, SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.sampling.constraint import after_run, constrained, without_run
 from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
@@ -45,9 +44,9 @@ class SequenceState:
         padding (`list[int]`): what follows its text in this step, after its end.
         shown_states: hidden states of each token after the first that are shown, padding among them.
         stats (`SpecStats`): its counters, or those of the whole call.
-        rank_sync (`RankSync`): of the processes that decode it.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
+        can_go_on: tells whether others can still be decoded after such an error.
         observer: called with this sequence's steps in place of the call's own observer.
         is_weighed (`bool`): whether its method drafts as many tokens as save time, by the step's budget.
         error (`Exception | None`): what ended the sequence alone.
@@ -63,7 +62,6 @@ class SequenceState:
         sampler: Sampler,
         stop_check: StopCheck,
         stats: SpecStats,
-        rank_sync: RankSync,
     ) -> None:
         self.index, self.text, self.prompt = index, text, prompt
         self.drafter, self.sampler, self.stop_check = drafter, sampler, stop_check
@@ -73,6 +71,7 @@ class SequenceState:
         self.visited: list[int] = []
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
+        self.can_go_on: Callable[[], bool] = lambda: True
         self.is_weighed = True
         self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
@@ -81,7 +80,6 @@ class SequenceState:
         self.shown_states: list[Layers] = []
         self.stats = stats
         self.length = len(text)
-        self.rank_sync = rank_sync
 
     @property
     def emitted(self) -> list[int]:
@@ -271,7 +269,7 @@ class SequenceState:
         try:
             yield
         except Exception as error:
-            if not (isolates and self.rank_sync.intact):
+            if not (isolates and self.can_go_on()):
                 raise
             self.fail(error)
 

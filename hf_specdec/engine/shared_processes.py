@@ -3,30 +3,100 @@
 Each class here is one of a single process with the exchange between the processes around it.
 """
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec import compat
+from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.distributed.rank_sync import RankSync
+from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
+from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.batch import Batch
+from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.sampling.random_streams import drawn_seed
 from hf_specdec.engine.sampling.sampler import Sampler
+from hf_specdec.engine.sequence import OnToken
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.errors import RankError
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.methods.common.drafter import BaseDrafter
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
 
+Observer = Callable[[SpecStep], None]
+
 
 class SharedStepRunner(StepRunner):
-    """Steps whose forwards are collectives, and whose trees are the first process's."""
+    """Steps whose forwards are collectives, and whose trees, tokens and ends are the first process's."""
+
+    is_shared = True
+
+    def __init__(
+        self, stats: SpecStats, *, budget: Budget | None, observer: Observer | None, rank_sync: RankSync
+    ) -> None:
+        super().__init__(stats, budget=budget, observer=observer)
+        self.rank_sync, self.leads = rank_sync, rank_sync.is_leader
+        self.flush, self.abandon, self.check = rank_sync.flush, rank_sync.abandon, rank_sync.check  # type: ignore[method-assign]
+        self.share_random_state = rank_sync.share_random_state  # type: ignore[method-assign]
+
+    def listen(self, on_token: OnToken) -> None:
+        """See `StepRunner`."""
+        super().listen(functools.partial(self.rank_sync.attempt, on_token))
+
+    def sampler(
+        self,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        device: torch.device,
+        generator: torch.Generator | None,
+    ) -> Sampler:
+        """See `StepRunner`."""
+        return AgreedSampler(processors, config, device, generator, rank_sync=self.rank_sync)
+
+    def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
+        """See `StepRunner`."""
+        return AgreedStopCheck(criteria, self.rank_sync)
+
+    def seed(self) -> int:
+        """See `StepRunner`."""
+        return self.rank_sync.decide_now(drawn_seed)
+
+    def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
+        """The draft network: everywhere if it is shared, else where drafts are made."""
+        if draft_runner is not None and draft_runner.is_shared:
+            draft_runner.around = self._around_draft
+            return draft_runner
+        return draft_runner if self.leads else None
+
+    def can_go_on(self) -> bool:
+        """See `StepRunner`."""
+        return self.rank_sync.intact
+
+    def end(self) -> None:
+        """See `StepRunner`."""
+        super().end()
+        self.rank_sync.finish()
+
+    @contextlib.contextmanager
+    def _around_draft(self, trees: Sequence[DraftTree | None] | None) -> Iterator[None]:
+        """Announces the trees that a draft network scores; where it reads its texts, what was decided."""
+        if trees is None:
+            self.rank_sync.flush()
+        else:
+            self.rank_sync.score(trees)
+        with self.rank_sync.forward():
+            yield
 
     def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
         return self.rank_sync.trees(lambda: self._propose(batch, *how), batch.draft_runner)
@@ -102,32 +172,57 @@ class AgreedStopCheck(StopCheck):
         return bool(self._rank_sync.decide(lambda: ends(text, scores), is_watched=self._is_watched))
 
 
-def steps_of(rank_sync: RankSync) -> type[StepRunner]:
+class _AgreedCandidates(CountedCandidates):
+    """The first process's candidates, for transformers' assisted loop."""
+
+    def __init__(self, rank_sync: RankSync, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rank_sync = rank_sync
+
+    def _drafted(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
+        self.begun = self.rank_sync.is_leader
+        (tree,) = self.rank_sync.trees(lambda: [self._chain_after(input_ids)], None)
+        drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)
+        return torch.cat([input_ids, drafted], dim=1), None  # type: ignore[return-value]
+
+    def _chain_after(self, input_ids: torch.LongTensor) -> DraftTree:
+        candidates, _ = self.drafter.get_candidates(input_ids)
+        text, num_drafted = candidates[0].tolist(), candidates.shape[1] - input_ids.shape[1]
+        return DraftTree.chain(text[-num_drafted - 1], text[len(text) - num_drafted :])
+
+
+def steps_of(
+    rank_sync: RankSync | None, stats: SpecStats, *, budget: Budget | None = None, observer: Observer | None = None
+) -> StepRunner:
     """Steps of one process, or of several."""
-    return StepRunner if rank_sync.is_alone else SharedStepRunner
+    if rank_sync is None:
+        return StepRunner(stats, budget=budget, observer=observer)
+    return SharedStepRunner(stats, budget=budget, observer=observer, rank_sync=rank_sync)
 
 
-def sampler_of(
-    rank_sync: RankSync,
-    processors: LogitsProcessorList,
-    config: GenerationConfig,
-    device: torch.device,
-    generator: torch.Generator | None,
-) -> Sampler:
-    """Sampler of one row, in one process or several."""
-    if rank_sync.is_alone:
-        return Sampler(processors, config, device, generator)
-    return AgreedSampler(processors, config, device, generator, rank_sync=rank_sync)
+def steps_of_model(model: PreTrainedModel, stats: SpecStats, *, observer: Observer | None) -> StepRunner:
+    """Steps of the processes that share `model`."""
+    return steps_of(rank_sync_of(model), stats, observer=observer)
 
 
-def stop_check_of(rank_sync: RankSync, criteria: StoppingCriteriaList) -> StopCheck:
-    """Stop check of one row, in one process or several."""
-    return StopCheck(criteria) if rank_sync.is_alone else AgreedStopCheck(criteria, rank_sync)
+def agreed_seed(model: PreTrainedModel) -> int:
+    """A seed that all processes of `model` have, drawn from the first one's global generator."""
+    rank_sync = rank_sync_of(model)
+    return drawn_seed() if rank_sync is None else rank_sync.decide_now(drawn_seed)
 
 
-def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync) -> StoppingCriteriaList:
+def candidates_of(
+    rank_sync: RankSync | None, drafter: BaseDrafter, stats: SpecStats, *, reads_prompt_alone: bool
+) -> CountedCandidates:
+    """Candidates for transformers' assisted loop, in one process or several."""
+    if rank_sync is None:
+        return CountedCandidates(drafter, stats, reads_prompt_alone=reads_prompt_alone)
+    return _AgreedCandidates(rank_sync, drafter, stats, reads_prompt_alone=reads_prompt_alone)
+
+
+def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync | None) -> StoppingCriteriaList:
     """The criteria for transformers' own loops, where all processes stop as the first one does."""
-    if rank_sync.is_alone:
+    if rank_sync is None:
         return criteria
     alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
     return StoppingCriteriaList(

@@ -14,8 +14,8 @@ from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.fingerprint import hooks_of, is_library_code
+from hf_specdec.compat.placement import is_shared
 from hf_specdec.compat.rotary import rotary_modules, rotary_switch
-from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import compiled_beside, state_of
 from hf_specdec.forward.compiled_forward import (
@@ -181,7 +181,7 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
 
 def reason_against_head(call: Call, head: DraftHead) -> str | None:
     """Reason not to compile a head next to a compiled target; `None` where it can be."""
-    if not rank_sync_of(call.model).is_alone:
+    if is_shared(call.model):
         return "its output head may be shared between processes"
     return reason_against_compiling(head)
 

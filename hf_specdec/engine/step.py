@@ -6,19 +6,25 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.sampling.random_streams import drawn_seed
+from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
+from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
@@ -42,25 +48,70 @@ class StepRunner:
         stats: gets the forwards and seconds; each sequence has its own for tokens and drafts.
         budget: decides how much of the weighed sequences' drafts is verified; without one, all of it.
         observer: called with a `SpecStep` for every sequence after every verify step.
-        rank_sync: of the processes that decode together.
 
     Attributes:
+        is_shared (`bool`): whether other processes take the same steps with parts of the same models.
+        leads (`bool`): whether this process drafts and chooses.
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
     """
+
+    is_shared = False
+    leads = True
 
     def __init__(
         self,
         stats: SpecStats,
-        rank_sync: RankSync,
         *,
         budget: Budget | None,
         observer: Callable[[SpecStep], None] | None,
     ) -> None:
-        self.stats, self.rank_sync, self.budget, self.observer = stats, rank_sync, budget, observer
+        self.stats, self.budget, self.observer = stats, budget, observer
         self.on_token: OnToken | None = None
         self._observer_seconds = self._compile_seconds = 0.0
         self._draws: contextlib.AbstractContextManager[None] | None = None  # of observers
         self._unrecorded: Callable[[], None] | None = None  # the last step's counts and costs
+
+    def listen(self, on_token: OnToken) -> None:
+        """Call `on_token` for every token from now on."""
+        self.on_token = on_token
+
+    def sampler(
+        self,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        device: torch.device,
+        generator: torch.Generator | None,
+    ) -> Sampler:
+        """Sampler of one row."""
+        return Sampler(processors, config, device, generator)
+
+    def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
+        """Stop check of one row."""
+        return StopCheck(criteria)
+
+    def seed(self) -> int:
+        """A number drawn from the global generator."""
+        return drawn_seed()
+
+    def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
+        """The draft network, where this process computes with it."""
+        return draft_runner
+
+    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
+        """Make sure that all processes are called alike, by digests of what has to be the same."""
+
+    def flush(self) -> None:
+        """Let other processes know what was decided."""
+
+    def can_go_on(self) -> bool:
+        """Tell whether there can be further steps after an error."""
+        return True
+
+    def abandon(self, error: BaseException) -> None:
+        """An error ends the call."""
+
+    def share_random_state(self) -> None:
+        """Give all processes the random state of the one that leads."""
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
@@ -80,7 +131,7 @@ class StepRunner:
             outputs = NodeOutputs(logits[place], batch.target.states_read(place), of_prompt)
             if batch.draft_runner is not None:
                 batch.draft_runner.read(place, outputs.hidden_states)
-            if self.rank_sync.is_leader:
+            if self.leads:
                 sequence.begin(sequence.text.tokens[-1], outputs)
             elif batch.draft_runner is not None and sequence.prompt:
                 batch.draft_runner.keep(place, sequence.text.tokens[-1:])
@@ -133,6 +184,10 @@ class StepRunner:
         if (record := self._unrecorded) is not None:
             self._unrecorded = None
             record()
+
+    def end(self) -> None:
+        """All texts have ended."""
+        self.finish()
 
     def _prefill(self, batch: Batch) -> list[TopTokens | None]:
         wanted = [sequence.asked_of_prompt for sequence in batch.sequences]
@@ -224,7 +279,7 @@ class StepRunner:
                 continue
             if batch.draft_runner is not None:
                 batch.draft_runner.read(place, computed.states_along(result.path))
-            if self.rank_sync.is_leader:
+            if self.leads:
                 sequence.observe(tree, computed, result.tokens)
             elif batch.draft_runner is not None:
                 batch.draft_runner.keep(place, result.tokens)
@@ -280,7 +335,7 @@ class StepRunner:
                         commit_seconds=seconds.commit,
                         row=sequence.index,
                         view=sequence.drafter.view,
-                        nodes=sequence.describe(tree) if self.rank_sync.is_leader else (),
+                        nodes=sequence.describe(tree) if self.leads else (),
                         observer_seconds=self._observer_seconds,
                     )
                 )

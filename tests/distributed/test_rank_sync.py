@@ -214,11 +214,11 @@ def test_calls_that_differ_are_named_in_every_process() -> None:
 
 
 def test_calls_that_agree_go_on() -> None:
-    def role(sync: RankSync) -> tuple[bool, bool, int]:
+    def role(sync: RankSync) -> int:
         sync.check(lambda: {"input_ids": 3})
-        return sync.any(sync.is_leader), sync.any(False), sync.decide_now(lambda: 8 if sync.is_leader else 9)
+        return sync.decide_now(lambda: 8 if sync.is_leader else 9)
 
-    assert together(role, role, role) == [(True, False, 8)] * 3
+    assert together(role, role, role) == [8] * 3
 
 
 @pytest.mark.parametrize("num_decisions", [0, 2])

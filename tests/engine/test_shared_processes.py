@@ -8,7 +8,6 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.shared_processes import AgreedSampler, AgreedStopCheck
 from hf_specdec.errors import RankError
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -17,10 +16,8 @@ from hf_specdec.methods.common.node_logits import NodeLogits
 TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
 
 
-class Follower(RankSync):
+class Follower:
     """Another process has decided; records whether this one computes its own answer all the same."""
-
-    is_alone = False
 
     def __init__(self, decided: int) -> None:
         self.decided, self.is_watched = decided, False
@@ -34,7 +31,7 @@ class Follower(RankSync):
 
 def sampler_following(decided: int, row: list[float], processors: Any = (), **config: Any) -> AgreedSampler:
     settings = GenerationConfig(return_dict_in_generate=True, **config)
-    follower = Follower(decided)
+    follower: Any = Follower(decided)
     sampler = AgreedSampler(LogitsProcessorList(processors), settings, torch.device("cpu"), None, rank_sync=follower)
     sampler.expect(DraftTree.chain(1))
     sampler.load(NodeLogits(torch.tensor([row])))
@@ -67,5 +64,6 @@ def test_a_process_draws_nothing_that_no_one_sees() -> None:
 def test_criteria_of_the_users_own_are_asked_in_every_process(has_own: bool) -> None:
     asked: list[int] = []
     criteria: list[Any] = [lambda ids, scores: asked.append(1) or False] if has_own else []
-    assert AgreedStopCheck(StoppingCriteriaList(criteria), Follower(1))(TEXT, None) is True
+    follower: Any = Follower(1)
+    assert AgreedStopCheck(StoppingCriteriaList(criteria), follower)(TEXT, None) is True
     assert len(asked) == has_own

@@ -8,7 +8,6 @@ import pytest
 
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.verify import VerifyResult
 
@@ -39,7 +38,7 @@ def test_an_interrupt_between_two_sequences_commits_the_results_so_far(at: int) 
         for _ in range(2)
     ]
     batch: Any = SimpleNamespace(sequences=sequences, target=SimpleNamespace(commit=committed.append))
-    steps = StepRunner(SpecStats(method="plain", tier="tree"), RankSync(), budget=None, observer=None)
+    steps = StepRunner(SpecStats(method="plain", tier="tree"), budget=None, observer=None)
     trees = Interrupted([DraftTree.chain(5, [7])] * 2, at)
     with pytest.raises(KeyboardInterrupt):
         steps._verify(batch, trees)

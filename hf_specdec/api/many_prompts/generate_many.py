@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 from operator import length_hint
 from typing import Any
 
-import torch
-
 from hf_specdec import compat
 from hf_specdec.api.enable import enable
 from hf_specdec.api.many_prompts.job import Job
@@ -26,8 +24,7 @@ from hf_specdec.call.arguments import AUTO
 from hf_specdec.call.request import Settings
 from hf_specdec.call.rules.settings import check_settings
 from hf_specdec.common.progress import with_bar
-from hf_specdec.common.transfer import HOST
-from hf_specdec.distributed.rank_sync import rank_sync_of
+from hf_specdec.engine.shared_processes import agreed_seed
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
 
@@ -93,7 +90,7 @@ def generate_many(
     check_all(settings, tokenizer)
     seed = checked_seed(seed)
     if seed is None and settings("do_sample"):
-        seed = rank_sync_of(inner).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
+        seed = agreed_seed(inner)
     if not isinstance(prefix_cache, PrefixCache | None):
         remedy = "Pass hf_specdec.PrefixCache(max_bytes)."
         raise ConfigError("prefix_cache", "must be a PrefixCache", type(prefix_cache).__name__, remedy)

@@ -28,15 +28,13 @@ from hf_specdec.call.request import Request, Settings
 from hf_specdec.call.rules.many import alone, one_by_one
 from hf_specdec.call.run import digests, log_notes, prepared_call
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.common.transfer import HOST
-from hf_specdec.distributed.rank_sync import rank_sync_of
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.decode import queued_sequence_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import of_prompt
 from hf_specdec.engine.sampling.random_streams import OwnDraws
-from hf_specdec.engine.shared_processes import steps_of
+from hf_specdec.engine.shared_processes import agreed_seed, steps_of_model
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 
@@ -78,8 +76,7 @@ class Job:
                     return
                 yield self._alone(index, prompt)
             return
-        rank_sync = rank_sync_of(self.model)
-        steps = steps_of(rank_sync)(SpecStats(), rank_sync, budget=None, observer=request.observer)
+        steps = steps_of_model(self.model, SpecStats(), observer=request.observer)
         _weigh(steps, facts, request)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns, prefixes=self.prefixes)
         for done in batching.run(self._queued(prompts, steps)):
@@ -115,7 +112,7 @@ class Job:
                 self._ready.append(self._alone(index, prompt))
                 continue
             except Exception as error:
-                if not _is_the_prompts_own(error, prompt) or not steps.rank_sync.intact:
+                if not _is_the_prompts_own(error, prompt) or not steps.can_go_on():
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue
@@ -128,7 +125,6 @@ class Job:
         Raises:
             _CannotJoin: it is decoded alone.
         """
-        rank_sync = steps.rank_sync
         inputs = self._inputs(index, prompt)
         salt = inputs.pop("cache_salt")
         if _asks_for_none(inputs):
@@ -143,10 +139,10 @@ class Job:
         draft_runner, make_drafter = drafting_of(facts, request, plan)
         seed = self._seed_of(index, inputs)
         generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
-        rank_sync.check(lambda: digests(call, request, plan, prompt=index))
+        steps.check(lambda: digests(call, request, plan, prompt=index))
         log_notes(self.model, plan)
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(call, plan, drafter, index, generator, draft_runner, rank_sync, salt)
+        queued = queued_sequence_of(call, plan, drafter, index, generator, draft_runner, steps, salt)
         _weigh(steps, facts, request)
         queued.sequence.is_weighed = request.config.fits_costs
         queued.sequence.observer = inputs.get("spec_observer")
@@ -213,7 +209,7 @@ class Job:
             return None
         if seed is None:
             if self.seed is None:
-                self.seed = rank_sync_of(self.model).decide_now(lambda: int(torch.randint(1 << 62, (), device=HOST)))
+                self.seed = agreed_seed(self.model)
             seed = self.seed + index
         self._seeds[index] = seed
         return seed

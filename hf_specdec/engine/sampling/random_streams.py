@@ -12,6 +12,11 @@ DRAWS = (torch.multinomial, torch.rand)
 OTHER_SEED = 0x1E3779B97F4A7C15  # any number: a seed that nothing else is seeded with
 
 
+def drawn_seed() -> int:
+    """A seed, drawn from the global generator."""
+    return int(torch.randint(1 << 62, (), device=HOST))
+
+
 class OwnDraws(TorchFunctionMode):
     """Inside, this thread draws what it would draw after `torch.manual_seed(seed)`; the global generators stay as is.
 

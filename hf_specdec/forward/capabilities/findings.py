@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
+from hf_specdec.compat.placement import is_shared
 from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
-from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
+from hf_specdec.distributed.rank_sync import any_process
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
 from hf_specdec.forward.capabilities.probe import Capability, probe, rounds_alike, untried
 from hf_specdec.forward.capabilities.probe_exit import probe_exit
@@ -90,13 +91,12 @@ class Found:
         failed: Callable[[ProbeFailed], Finding],
     ) -> Finding:
         """Result of `find`, kept under `key`; `failed` says what holds for a call whose probe failed."""
-        rank_sync = rank_sync_of(model)
         with self._lock:
-            if rank_sync.any(key not in self._results):
+            if any_process(model, key not in self._results):
                 try:
                     self._results[key] = _undisturbed(model, find)
                 except ProbeFailed as error:
-                    _raise_if_shared(error, rank_sync)
+                    _raise_if_shared(error, model)
                     return failed(error)
             result: Finding = self._results[key]
             return result
@@ -124,15 +124,15 @@ class Findings:
             encoder_kwargs: of encoder-decoder models, see `probe`.
             now: the model's fingerprint, where it is known.
         """
-        rank_sync, key = rank_sync_of(model), now or fingerprint(model)
+        key = now or fingerprint(model)
         with self._lock:
-            if not rank_sync.any(key not in self._known):
+            if not any_process(model, key not in self._known):
                 return self._known[key]
             try:
                 with counted() as attended:
                     results = Found(_undisturbed(model, lambda: probe(model, encoder_kwargs)), attended)
             except ProbeFailed as error:
-                _raise_if_shared(error, rank_sync)
+                _raise_if_shared(error, model)
                 return Found(untried(model, error))
             self._keep(key, results)
             return results
@@ -147,9 +147,9 @@ class Findings:
         return Findings, ()
 
 
-def _raise_if_shared(error: ProbeFailed, rank_sync: RankSync) -> None:
+def _raise_if_shared(error: ProbeFailed, model: PreTrainedModel) -> None:
     """Raise what a probe met where other processes wait for it in the middle of a forward."""
-    if not rank_sync.is_alone:
+    if is_shared(model):
         raise (error.__cause__ or error) from None
 
 

@@ -85,15 +85,13 @@ class DraftRunner(BaseDraftRunner):
         known = self.target.rows.num_cached[place] if self._has_read else 0
         return max(len(self.texts[place]) - 1 - known, 0)
 
-    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
-        """See `BaseDraftRunner.score`."""
-        self.rank_sync.score(trees)
+    def _answers(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """See `BaseDraftRunner`."""
         self._sync()
         trees = list(trees)
         for place in self._paused:
             trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
-        with self.rank_sync.forward():
-            rows = self.target.forward([tree and self._readable(tree) for tree in trees])
+        rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         joined = rows[0] if len(rows) == 1 else torch.cat(rows)  # (nodes of all rows, own vocab_size)
         return of_each_row(self._like_the_targets(joined), map(len, rows))
@@ -147,8 +145,7 @@ class DraftRunner(BaseDraftRunner):
         """Read the prompt if that has not happened yet; give the cache what the last round left of the text."""
         if not self._has_read:
             self._has_read = True
-            self.rank_sync.flush()
-            with self.rank_sync.forward():
+            with self.around(None):
                 self.target.prefill()
         if self._has_ended:
             self.target.commit(self._paths)

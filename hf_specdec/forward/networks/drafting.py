@@ -8,23 +8,12 @@ from typing import Any
 import torch
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter, is_worth_a_forward
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 SHORT = 16  # tokens of a text that a forward reads with a request in about the time of the request alone
-
-
-def used_by(rank_sync: RankSync, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
-    """The runner where this process computes with it: everywhere if it is shared, else where drafts are made."""
-    if draft_runner is None:
-        return None
-    if draft_runner.is_shared:
-        draft_runner.rank_sync = rank_sync
-        return draft_runner
-    return draft_runner if rank_sync.is_leader else None
 
 
 @dataclass(slots=True)

@@ -92,13 +92,11 @@ class ExitRunner(BaseDraftRunner):
             rooms.append(max(self.max_positions - 1 - target.position, 0))
         return min(room for room in rooms if room is not None)
 
-    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
-        """See `BaseDraftRunner.score`."""
-        self.rank_sync.score(trees)
+    def _answers(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """See `BaseDraftRunner`."""
         if self._drafting is None:
             self._drafting = self._begin()
-        with self.rank_sync.forward():
-            rows = self._drafting.forward(trees)
+        rows = self._drafting.forward(trees)
         joined = rows[0] if len(rows) == 1 else torch.cat(rows)  # (nodes of all rows, vocab_size)
         own = joined[:, : self.vocab_size].to(device=self.device, dtype=torch.float32)
         return of_each_row(own, map(len, rows))

@@ -152,12 +152,11 @@ class BaseHeadRunner(BaseDraftRunner, Generic[Head]):
         return 1 << 30
 
     @torch.no_grad()
-    def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
-        """See `BaseDraftRunner.score`."""
-        self.rank_sync.score(trees)
+    def _answers(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """See `BaseDraftRunner`."""
         self._end_round()
         counts = [0 if tree is None else len(tree) - known for tree, known in zip(trees, self._num_scored, strict=True)]
-        with self.rank_sync.forward(), self._kernels:
+        with self._kernels:
             rows = of_each_row(self._like_the_targets(self._score(trees)), counts)
         for place, tree in enumerate(trees):
             if tree is not None:

@@ -1,17 +1,18 @@
 """Base of the runners of draft models, first layers and heads, and one of their rows as drafters see it."""
 
+import contextlib
 import itertools
 import sys
 import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Self
 
 import torch
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.methods.common.node_logits import NodeLogits
 
@@ -67,6 +68,7 @@ class RowScorer:
 
 
 KnownScorer = Callable[[], RowScorer | None]
+Around = Callable[[Sequence[DraftTree | None] | None], AbstractContextManager[None]]
 
 
 def unknown_scorer() -> None:
@@ -92,7 +94,7 @@ class BaseDraftRunner(ABC):
         hidden_layers (`tuple[int, ...]`): hidden states of the target that it reads; none for a model of its own.
         takes_trees (`bool`): whether siblings can be scored.
         max_draft_len (`int`): levels of a tree that it can draft.
-        rank_sync (`RankSync`): of these processes.
+        around: entered around its forwards, with the trees to be scored or, where it reads texts, `None`.
         source (`str`): what `spec_observer` is told of where its drafts come from.
         compiled (`CompiledForward`, *optional*): runs its forwards; `None` where they run as they are written.
         network (`Hashable`): the same for runners whose rows can be computed together.
@@ -108,7 +110,8 @@ class BaseDraftRunner(ABC):
     network: Hashable
 
     def __init__(self, num_rows: int, *, is_shared: bool) -> None:
-        self.is_shared, self.rank_sync = is_shared, RankSync()
+        self.is_shared = is_shared
+        self.around: Around = lambda trees: contextlib.nullcontext()
         self._scorers: list[KnownScorer] = [unknown_scorer] * num_rows
 
     @property
@@ -126,9 +129,14 @@ class BaseDraftRunner(ABC):
     def room(self) -> int:
         """Number of tokens that may be drafted below the root."""
 
-    @abstractmethod
     def score(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """For each row left the fp32 logits of its nodes not yet scored, over the target's vocabulary."""
+        with self.around(trees):
+            return self._answers(trees)
+
+    @abstractmethod
+    def _answers(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
+        """As `score`, in this process."""
 
     def cost_of_request(self, place: int) -> float:
         """Cost of a row's next request, in forwards of the target."""
