@@ -30,7 +30,7 @@ NORMS = "compat/norms.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/masks.py"
-LENGTHS = "call/rules/length.py"
+LENGTHS = "call/rules/model.py"
 CHECKED = "forward/checked_steps.py"
 GROUPED, DECODE = "kernels/grouped.py", "call/request.py"
 COMPILED, COMPILING, STATIC, CALL = (
@@ -70,7 +70,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
-    **dict.fromkeys((ROTARY, LENGTHS), ("promise/models/test_length_rules.py",)),
+    LENGTHS: ("promise/models/test_length_rules.py",),
+    ROTARY: ("promise/models/test_long_texts.py",),
     OWN_FORWARD: ("kernels/test_few_token.py",),
     REPLACED: ("forward/test_replaced.py",),
     NORM: ("kernels/test_rms_norm.py",),
@@ -254,9 +255,7 @@ MUTANTS = (
         "for entry in entries if entry.guard_manager.check(seen)",
         "for entry in entries",
     ),
-    Mutant(
-        "a streamer is no one's code", DECODE, 'own_drafter, self.settings.arguments.get("streamer"))', "own_drafter)"
-    ),
+    Mutant("a streamer is no one's code", DECODE, 'drafter, self.arguments.get("streamer"))', "drafter)"),
     Mutant("a processor of a row is no one's code", CALL, "PerRow | PrefixConstrainedLogitsProcessor", "str"),
     Mutant(
         "a compiled step copies grouped keys",
@@ -278,10 +277,13 @@ MUTANTS = (
     Mutant(
         "replaced functions of torch are passed by", MODULES, "is not getattr(torch._C._nn", "is getattr(torch._C._nn"
     ),
-    Mutant("frequencies grow unseen", ROTARY, "GROWING in kind for kind", "False for kind"),
-    Mutant("columns scale a tree's attention", LENGTHS, "facts.call.reaches(length - most_columns)", "False"),
+    Mutant("frequencies grow unseen", ROTARY, "isinstance(kind, str) and GROWING in kind:", "False:"),
+    Mutant("columns scale a tree's attention", LENGTHS, "request.call.reaches(length - most_columns)", "False"),
     Mutant(
-        "a text that the model forgets is read again", LENGTHS, "facts.structure.of(forgets_text, facts.model)", "False"
+        "a text that the model forgets is read again",
+        LENGTHS,
+        "request.structure.of(forgets_text, request.model)",
+        "False",
     ),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
     Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),

@@ -13,8 +13,8 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, become_plain
-from hf_specdec.call.arguments import own_arguments
-from hf_specdec.call.run import decode
+from hf_specdec.call.arguments import added_arguments
+from hf_specdec.call.generate import decode
 from hf_specdec.compat.modules import remove_output_hooks
 from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
@@ -98,7 +98,7 @@ def disable(model: Model) -> Model:
     """
     inner = _generating(model)
     if become_plain(inner):
-        inner.generation_config = compat.without_settings(inner.generation_config, own_arguments())
+        inner.generation_config = compat.without_settings(inner.generation_config, added_arguments())
     if ATTRIBUTE in vars(inner):
         drop_drafts(inner)
         remove_output_hooks(inner)

@@ -16,8 +16,8 @@ from typing import Any, Literal, cast, overload
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
+from hf_specdec.call.generate import class_generate, generate_with, with_added_arguments
 from hf_specdec.call.plain_kernels import prefill
-from hf_specdec.call.run import class_generate, generate_with, with_own_arguments
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import UnsupportedModelError
@@ -76,7 +76,7 @@ class SpecGenerationMixin(GenerationMixin):
         return prefill(cast(PreTrainedModel, self), compute, generation_config, model_kwargs)
 
 
-SpecGenerationMixin.generate.__signature__ = with_own_arguments(  # type: ignore[attr-defined]
+SpecGenerationMixin.generate.__signature__ = with_added_arguments(  # type: ignore[attr-defined]
     inspect.signature(GenerationMixin.generate)
 )
 
@@ -162,7 +162,7 @@ def _generate_of(cls: Any) -> Callable[..., Any]:
             _OWN_RUNS_ON.reset(token)
 
     generate.__doc__ = SpecGenerationMixin.generate.__doc__
-    generate.__signature__ = with_own_arguments(inspect.signature(cls.generate))  # type: ignore[attr-defined]
+    generate.__signature__ = with_added_arguments(inspect.signature(cls.generate))  # type: ignore[attr-defined]
     return generate
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,18 +21,16 @@ class CustomGenerate:
     """Hands the call that transformers prepared to a function.
 
     Args:
-        request: of the call; `None` for plain decoding.
-        decode: called with the prepared call, the request, and what the encoder has read.
+        request: of the call.
+        decode: called with the request, which has the prepared call then.
         streamer (*optional*): a transformers streamer.
     """
 
-    def __init__(
-        self, request: Request | None, decode: Callable[[Call, Request | None, Any], Any], streamer: Any = None
-    ) -> None:
+    def __init__(self, request: Request, decode: Callable[[Request], Any], streamer: Any = None) -> None:
         self._request, self._decode = request, decode
         self._encoder_inputs: Any = None
         self._stats: SpecStats | None = None
-        self.was_called = False
+        self._was_called = False
         self._streamer = _EndedOnce(streamer) if streamer is not None else None
 
     def __call__(
@@ -44,6 +43,7 @@ class CustomGenerate:
         **model_kwargs: Any,
     ) -> Any:
         """Decode what transformers prepared. Its arguments; `(batch, length)` token ids."""
+        request = self._request
         call = Call(
             model,
             input_ids,
@@ -52,14 +52,14 @@ class CustomGenerate:
             generation_config,
             model_kwargs,
             self._streamer,
-            () if self._request is None else self._request.user_callbacks,
+            request.user_callbacks,
         )
-        self.was_called = True
-        output = self._decode(call, self._request, self._encoder_inputs)
+        self._was_called = True
+        output = self._decode(replace(request, model=model, prepared=call, encoder_inputs=self._encoder_inputs))
         self._stats = self._stats or getattr(output, "spec_stats", None)
         return output
 
-    def within(self, model: PreTrainedModel, generate: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    def within(self, generate: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Output of `generate(**arguments)`, with `spec_stats` where the model's class puts together one of its own.
 
         They are those of the first text that was decoded. A class that decodes by a loop of its own, and may refuse
@@ -68,39 +68,42 @@ class CustomGenerate:
         try:
             output = generate(**arguments)
         except ValueError as error:
-            if self.was_called or "'custom_generate'" not in str(error):
+            if self._was_called or "'custom_generate'" not in str(error):
                 raise
             output = generate(**{name: value for name, value in arguments.items() if name != "custom_generate"})
-        if not self.was_called:
-            note = f"{type(model).__name__} decodes without speculation: {OWN_LOOP}"
-            state_of(model).warn_once(note)
-            method = "" if self._request is None else self._request.name
-            plan = CallPlan(way="plain", reason=OWN_LOOP, method=method, loop="transformers", notes=(note,))
-            stats = self._stats = SpecStats.of(plan)
-            ids = getattr(output, "sequences", output)
-            if isinstance(ids, torch.Tensor) and ids.ndim == 2:
-                stats.num_tokens = ids[:, prompt_length(model, arguments) :].numel()
+        if not self._was_called:
+            self._stats = self._stats_of_own_loop(output, arguments)
         if isinstance(output, compat.ModelOutput) and not hasattr(output, "spec_stats") and self._stats:
             return with_stats(output, self._stats)
         return output
+
+    def _stats_of_own_loop(self, output: Any, arguments: dict[str, Any]) -> SpecStats:
+        """Counters of a call that the model's class has decoded by a loop of its own."""
+        model, method = self._request.model, self._request.method.name
+        note = f"{type(model).__name__} decodes without speculation: {OWN_LOOP}"
+        state_of(model).warn_once(note)
+        plan = CallPlan(way="plain", reason=OWN_LOOP, method=method, loop="transformers", notes=(note,))
+        stats, ids = SpecStats.of(plan), getattr(output, "sequences", output)
+        if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+            stats.num_tokens = ids[:, prompt_length(model, arguments) :].numel()
+        return stats
 
     def ending_streamer(self) -> contextlib.AbstractContextManager[Any]:
         """A block that ends the streamer where an error leaves it: its reader waits for a text that will not come."""
         return contextlib.nullcontext() if self._streamer is None else self._streamer
 
-    def reading_encoder(
-        self, model: PreTrainedModel, arguments: dict[str, Any]
-    ) -> contextlib.AbstractContextManager[Any]:
+    def reading_encoder(self, arguments: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
         """A block that keeps what the encoder reads, for a draft model that has an encoder of its own.
 
         Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
         left: within the block, each input of this thread takes the place of the one before.
         """
+        model = self._request.model
         if not model.config.is_encoder_decoder:
             return contextlib.nullcontext()
         inputs, name = arguments.get("inputs"), model.main_input_name
         self._encoder_inputs = inputs if inputs is not None else arguments.get(name)
-        if self._request is None or self._request.assistant_model is None:
+        if self._request.assistant_model is None:
             return contextlib.nullcontext()
         names = (name, getattr(model.get_encoder(), "main_input_name", name))  # a composed model's encoder has its own
 

@@ -1,16 +1,21 @@
-"""Makes the plan of a call from its request and from facts: one way of decoding, with the reason."""
+"""Makes the plan of a call from its request: one way of decoding, with the reason, and the drafters of that way."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from hf_specdec import compat
-from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules import CALL_RULES, CHECKED_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
-from hf_specdec.call.rules.assisted import by_transformers
-from hf_specdec.call.rules.length import scaled_trees
+from hf_specdec.call.rules.method import by_transformers
+from hf_specdec.call.rules.model import scaled_trees
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
+from hf_specdec.engine.draft_pairing import draft_runner_of, logits_processor_of
+from hf_specdec.engine.head_pairing import head_runner_of
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import (
     compile_settings,
     holds_states,
@@ -19,80 +24,80 @@ from hf_specdec.engine.static_shapes import (
     shapes_of,
 )
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
+from hf_specdec.forward.networks.exit_runner import ExitRunner
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.entry import DrafterContext
 
-NO_METHOD = CallPlan(way="plain", reason="no spec_method is given", method="plain", loop="transformers")
+PLAIN_PLAN = CallPlan(way="plain", reason="no spec_method is given", method="plain", loop="transformers")
 
 
-def plan_request(facts: Facts, request: Request) -> CallPlan | None:
+def plan_request(request: Request) -> CallPlan | None:
     """Plan of a call that transformers' own `generate` decodes; `None` where the prepared call decides.
 
     Raises:
         ConfigError: an argument of the call does not go with its method.
     """
-    fields: dict[str, Any] = {"method": request.name, "loop": "transformers"}
+    fields: dict[str, Any] = {"method": request.method.name, "loop": "transformers"}
     try:
         for check in REQUEST_CHECKS:
-            check(facts, request)
+            check(request)
     except ConfigError as error:
         if not request.is_default:
             raise
-        note = f"{facts.name} decodes without its default spec_method: {error}"
+        note = f"{request.model_name} decodes without its default spec_method: {error}"
         return CallPlan(way="plain", reason=str(error), notes=(note,), **fields)
-    if (reason := by_transformers(facts, request)) is None:
+    if (reason := by_transformers(request)) is None:
         return None
-    network, notes = type(request.assistant_model).__name__, (f"{facts.name}: {reason}",)
+    network, notes = type(request.assistant_model).__name__, (f"{request.model_name}: {reason}",)
     return CallPlan(way="chain", reason=reason, network=network, notes=notes, **fields)
 
 
-def plan_call(facts: Facts, request: Request) -> CallPlan:
+def plan_call(request: Request) -> CallPlan:
     """Plan of a prepared call.
 
     Raises:
         ConfigError, UnsupportedModelError: the call asks for a method that its model or inputs cannot serve.
     """
-    if (reason := _first_reason(MODEL_RULES, facts, request)) is None:
-        if facts.tier == "tree" and (columns := scaled_trees(facts, request)) is not None:
-            facts = facts.with_chains_only(columns)
-        reason = (
-            _first_reason(CALL_RULES, facts, request)
-            or _refusal(facts, request)
-            or _first_reason(CHECKED_RULES, facts, request)
-        )
-    inputs: dict[str, Any] = {"num_rows": facts.num_rows, "cache": _cache(facts)}
+    if (reason := _first_reason(MODEL_RULES, request)) is None:
+        if request.tier == "tree" and (columns := scaled_trees(request)) is not None:
+            request = request.with_chains(columns)
+        reason = _first_reason(CALL_RULES, request) or _refusal(request) or _first_reason(CHECKED_RULES, request)
+    inputs: dict[str, Any] = {"num_rows": request.num_rows, "cache": _cache(request)}
     if reason is not None:
-        return _plain(facts, request, reason, **inputs)
-    return _speculative(facts, request, **inputs, **_shapes(facts, request))
+        return _plain(request, reason, **inputs)
+    return _speculative(request, **inputs, **_shapes(request))
 
 
-def plan_row(facts: Facts, request: Request) -> CallPlan:
+def plan_row(request: Request) -> CallPlan:
     """Plan of a prepared prompt that shares a batch, unless a rule decodes it plainly.
 
     Raises:
         ConfigError, UnsupportedModelError: as of `plan_call`.
     """
     for check in CHECKS:
-        check(facts, request)
-    if (reason := _first_reason(CHECKED_RULES, facts, request)) is not None:
-        return _plain(facts, request, reason)
-    return _speculative(facts, request, shares_batch=True)
+        check(request)
+    if (reason := _first_reason(CHECKED_RULES, request)) is not None:
+        return _plain(request, reason)
+    return _speculative(request, shares_batch=True)
 
 
-def plan_model(facts: Facts, request: Request) -> CallPlan:
+def plan_model(request: Request) -> CallPlan:
     """Plan of a call with one prompt, as far as its model decides it: nothing is prepared."""
-    reason = _first_reason(MODEL_RULES, facts, request)
-    return _speculative(facts, request) if reason is None else _plain(facts, request, reason)
+    reason = _first_reason(MODEL_RULES, request)
+    return _speculative(request) if reason is None else _plain(request, reason)
 
 
-def _first_reason(rules: Iterable[Rule], facts: Facts, request: Request) -> str | None:
-    return next((reason for rule in rules if (reason := rule(facts, request)) is not None), None)
+def _first_reason(rules: Iterable[Rule], request: Request) -> str | None:
+    return next((reason for rule in rules if (reason := rule(request)) is not None), None)
 
 
-def _refusal(facts: Facts, request: Request) -> str | None:
+def _refusal(request: Request) -> str | None:
     """Runs the checks: a refusal of a method by default is returned, that of any other raised."""
     try:
         for check in CHECKS:
-            check(facts, request)
+            check(request)
     except (ConfigError, UnsupportedModelError) as error:
         if not request.is_default:
             raise
@@ -100,75 +105,138 @@ def _refusal(facts: Facts, request: Request) -> str | None:
     return None
 
 
-def _plain(facts: Facts, request: Request, reason: str, **inputs: Any) -> CallPlan:
-    note = f"{facts.name} decodes without speculation: {reason}"
-    return CallPlan(way="plain", reason=reason, method=request.name, loop="transformers", notes=(note,), **inputs)
+def _plain(request: Request, reason: str, **inputs: Any) -> CallPlan:
+    notes = (f"{request.model_name} decodes without speculation: {reason}",)
+    return CallPlan(way="plain", reason=reason, method=request.method.name, loop="transformers", notes=notes, **inputs)
 
 
-def _speculative(facts: Facts, request: Request, *, notes: tuple[str, ...] = (), **more: Any) -> CallPlan:
-    if facts.tier == "chain" and not takes_tensor_masks(facts.probed.capability.attention):
-        notes += (f"{facts.name} verifies chains only: {facts.tier_reason}",)
+def _speculative(request: Request, *, notes: tuple[str, ...] = (), **more: Any) -> CallPlan:
+    if request.tier == "chain" and not takes_tensor_masks(request.probed.capability.attention):
+        notes += (f"{request.model_name} verifies chains only: {request.tier_reason}",)
     return CallPlan(
-        way=facts.tier,
-        reason=facts.tier_reason,
-        method=request.name,
+        way=request.tier,
+        reason=request.tier_reason,
+        method=request.method.name,
         loop="assisted" if request.is_assisted else "own",
-        network=_network(facts, request),
+        network=_network(request),
         budget=request.budget,
-        budget_reason=_budget_reason(facts, request, more.get("num_rows", 1)),
-        rounding_reason=_rounding_reason(facts, request, **more),
+        budget_reason=_budget_reason(request, more.get("num_rows", 1)),
+        rounding_reason=_rounding_reason(request, is_compiled=more.get("is_compiled", False)),
         notes=notes,
         **more,
     )
 
 
-def _rounding_reason(facts: Facts, request: Request, *, is_compiled: bool = False, **_: Any) -> str | None:
+def _rounding_reason(request: Request, *, is_compiled: bool) -> str | None:
     if request.is_assisted:
         return "transformers' loop computes by torch's kernels, which are chosen by the number of tokens"
     if is_compiled:
         return "a compiled forward has kernels for each number of tokens"
-    return facts.rounding_reason
+    return request.probed.rounding_reason(request.model)
 
 
-def _cache(facts: Facts) -> str:
-    if facts.has_static_cache:
+def _cache(request: Request) -> str:
+    if request.has_static_cache:
         return "static"
-    is_dynamic = facts.cache is None or type(facts.cache) is compat.DynamicCache
-    return "dynamic" if is_dynamic else type(facts.cache).__name__
+    cache = request.call.cache
+    return "dynamic" if cache is None or type(cache) is compat.DynamicCache else type(cache).__name__
 
 
-def _shapes(facts: Facts, request: Request) -> dict[str, Any]:
+def _shapes(request: Request) -> dict[str, Any]:
     """Shapes of the forwards over a static cache, and whether they are compiled."""
-    if not facts.has_static_cache or holds_states(facts.cache):
+    call = request.call
+    if not request.has_static_cache or holds_states(call.cache):
         return {}
-    widths, capacity = shapes_of(facts.call, 1 + request.budget + request.extra_columns)
-    shapes: dict[str, Any] = {"widths": widths, "capacity": capacity, "is_compiled": False}
-    if compile_settings(facts.call) is None:
+    widths, capacity = shapes_of(call, 1 + request.budget + request.extra_columns)
+    shapes: dict[str, Any] = {"widths": widths, "capacity": capacity}
+    if compile_settings(call) is None:
         return shapes
-    if (reason := reason_against_compiling(facts.model)) is not None:
-        return shapes | {"notes": (f"{facts.name} is not compiled: {reason}",)}
+    if (reason := reason_against_compiling(request.model)) is not None:
+        return shapes | {"notes": (f"{request.model_name} is not compiled: {reason}",)}
     shapes["is_compiled"] = True
-    if isinstance(head := facts.network(request), DraftHead):
-        reason = reason_against_head(facts.call, head)
+    if isinstance(head := request.network, DraftHead):
+        reason = reason_against_head(call, head)
         note = () if reason is None else (f"{type(head).__name__} is not compiled: {reason}",)
         shapes |= {"is_head_compiled": reason is None, "notes": note}
     return shapes
 
 
-def _network(facts: Facts, request: Request) -> str | None:
+def _network(request: Request) -> str | None:
     if (layers := request.config.drafting_layers) is not None:
-        return f"the first {counted(layers, 'layer')} of {facts.name}"
-    return type(facts.network(request)).__name__ if facts.drafts_with_network(request) else None
+        return f"the first {counted(layers, 'layer')} of {request.model_name}"
+    return type(request.network).__name__ if request.drafts_with_network else None
 
 
-def _budget_reason(facts: Facts, request: Request, num_rows: int) -> str:
+def _budget_reason(request: Request, num_rows: int) -> str:
     if request.budget == 0:
         return "the method drafts nothing"
-    config = "a drafter of your own" if request.method is None else type(request.config).__name__
-    if (costs := facts.costs(request)) is None:
+    config = type(request.config).__name__ if request.method.name else "a drafter of your own"
+    if (costs := request.costs) is None:
         return f"the most that {config} allows"
     curve = costs.curve(num_rows)
     origin = "by earlier steps" if curve.is_known else "assumed"
     size = 1 + request.budget
     ratio = f"a forward of {size} takes {curve.ratio(size):.1f} times as long as one of a single token ({origin})"
     return f"the most that {config} allows; each step verifies as many as save time: {ratio}"
+
+
+def drafting_of(
+    request: Request, plan: CallPlan
+) -> tuple[BaseDraftRunner | None, Callable[[int, torch.Generator | None], BaseDrafter]]:
+    """The network that drafts in a planned call, if one does, and what makes the drafter of a row.
+
+    Returns:
+        The runner, and a function of the row's number and of its random generator.
+    """
+    call, state = request.call, state_of(request.model)
+    logits_processor, draft_runner = logits_processor_of(call), _draft_runner(request, plan)
+    translations = request.translations if draft_runner is not None else None
+    is_fixed = torch.are_deterministic_algorithms_enabled()
+    costs = state.step_costs(request.model, request.device, is_fixed=is_fixed, is_static=request.has_static_cache)
+    token_cost = functools.partial(costs.token_cost, dtype=request.model.dtype)
+    jump = functools.partial(costs.jump, dtype=request.model.dtype)
+
+    def make_drafter(row: int, generator: torch.Generator | None) -> BaseDrafter:
+        context = DrafterContext(
+            state.method_state,
+            scorer=None if draft_runner is None else draft_runner.row(row),
+            logits_processor=logits_processor,
+            generator=generator,
+            is_sampled=bool(call.generation_config.do_sample),
+            takes_trees=plan.way == "tree",
+            token_cost=token_cost,
+            jump=jump,
+            translation=None if translations is None else translations[row],
+        )
+        return request.method.make(request.config, context)
+
+    return draft_runner, make_drafter
+
+
+def _draft_runner(request: Request, plan: CallPlan) -> BaseDraftRunner | None:
+    """The runner of the call's draft network."""
+    call = request.call
+    if (layers := request.config.drafting_layers) is not None:
+        return ExitRunner(
+            call.model,
+            layers,
+            num_rows=request.num_rows,
+            takes_trees=plan.way == "tree",
+            device=request.device,
+            facts=call.facts,
+        )
+    network = request.network
+    if network is None or not request.drafts_with_network:
+        return None
+    if isinstance(network, DraftHead):
+        return head_runner_of(call, network, budget=request.budget, compiles=plan.is_head_compiled)
+    tier, structure = request.draft
+    return draft_runner_of(
+        call,
+        network,
+        tier=tier,
+        budget=request.budget,
+        facts=structure,
+        encoder_inputs=request.encoder_inputs,
+        translations=request.translations,
+    )

@@ -4,7 +4,6 @@ Names                        Why
 `rope_type`                  how `dynamic_rope_update` works, by the last position of a forward
 `original_max_position_embeddings`
                              where long-rope changes its frequencies, and where Phi-3 drops its cache
-`mrope_section`              tokens have several positions
 `floor_scale`, `attn_temperature_tuning`, `use_rope`
                              attention that Llama 4 scales by columns of the cache
 `_buffers`                   tables of positions and masks, found in half the time that torch's own iteration takes
@@ -37,24 +36,11 @@ def rotary_switch(modules: Iterable[Any]) -> int | None:
     return min((length for module in modules for length in _switches(module)), default=None)
 
 
-def grows(module: Any) -> bool:
-    """Returns whether frequencies of a rotary module change with every token beyond a length, not once."""
-    return any(GROWING in kind for kind in _kinds(module).values() if isinstance(kind, str))
-
-
-def has_several_positions(module: Any) -> bool:
-    """Returns whether a rotary module takes a token's place in time, height and width."""
-    return hasattr(module, "mrope_section")
-
-
-def _kinds(module: Any) -> dict[str | None, Any]:
-    kinds = vars(module).get("rope_type")
-    return kinds if isinstance(kinds, dict) else {None: kinds}
-
-
 def _switches(module: Any) -> Iterator[int]:
     """Lengths at which the frequencies of the module's layer types change."""
-    for layer, kind in _kinds(module).items() if hasattr(module, "original_max_seq_len") else ():
+    kinds = vars(module).get("rope_type")
+    kinds = kinds if isinstance(kinds, dict) else {None: kinds}
+    for layer, kind in kinds.items() if hasattr(module, "original_max_seq_len") else ():
         if isinstance(kind, str) and GROWING in kind:
             yield int(module.original_max_seq_len)
         elif kind == SWITCHING:

@@ -18,7 +18,7 @@ import transformers
 from safetensors import SafetensorError
 
 from hf_specdec.api.enable import SpecGenerationMixin, enable
-from hf_specdec.call.arguments import own_arguments
+from hf_specdec.call.arguments import added_arguments
 from hf_specdec.common.files import check_path, said_of_hub
 from hf_specdec.compat import dropped_settings, generation_model, input_device
 from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
@@ -118,7 +118,7 @@ class _EnabledAutoModel:
         if precision is not None and precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
         _check_dtype(kwargs)
-        if own := [name for name in own_arguments() if name in kwargs]:
+        if own := [name for name in added_arguments() if name in kwargs]:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
             raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
         path, kwargs = with_gguf_file(path, with_checked_map(kwargs))
@@ -219,7 +219,7 @@ def _restore_settings(model: Any, path: str | os.PathLike[str], kwargs: dict[str
     names = ("cache_dir", "revision", "subfolder", "token", "local_files_only", "force_download")
     hub_arguments = {name: kwargs[name] for name in names if name in kwargs}
     for name, value in dropped_settings(model.generation_config, os.fspath(path), **hub_arguments).items():
-        if name in own_arguments():
+        if name in added_arguments():
             setattr(model.generation_config, name, value)
 
 

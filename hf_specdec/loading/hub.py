@@ -17,8 +17,8 @@ from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.call.arguments import own_arguments
-from hf_specdec.call.run import generate_once
+from hf_specdec.call.arguments import added_arguments
+from hf_specdec.call.generate import generate_once
 from hf_specdec.common.files import check_path
 from hf_specdec.compat.hub_files import validate_repo_id
 from hf_specdec.errors import ConfigError, first_line
@@ -117,7 +117,7 @@ def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
         kwargs: as for an enabled model's `generate`.
     """
     inner: PreTrainedModel = compat.generation_model(model)
-    named = (kwargs.keys() & own_arguments()) - {"spec_observer"}
+    named = (kwargs.keys() & added_arguments()) - {"spec_observer"}
     if not named:
         kwargs = {**defaults, **kwargs}
     elif named == {"spec_config"}:

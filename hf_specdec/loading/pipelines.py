@@ -14,7 +14,7 @@ import transformers
 from transformers import TextGenerationPipeline
 
 from hf_specdec.api.enable import enable
-from hf_specdec.call.arguments import AUTO, check_method, with_own_method
+from hf_specdec.call.arguments import AUTO, check_method, merged_arguments
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
@@ -52,7 +52,7 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
         """As the base class; a call's own method leaves the pipeline's configuration and draft aside."""
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         if (usual := getattr(self, "_forward_params", None)) is not None:  # none yet while the pipeline is made
-            together = with_own_method(generation_model(self.model), usual, forward)
+            together = merged_arguments(generation_model(self.model), usual, forward)
             names = usual.keys() | ({"spec_method"} & together.keys())
             forward |= {name: together.get(name) for name in names if name not in forward}
         return preprocess, forward, postprocess

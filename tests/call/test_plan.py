@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.call.facts import Facts
+from hf_specdec.call.generate import prepared_request
 from hf_specdec.call.plan import plan_call
-from hf_specdec.call.run import prepared_call
 from tests.helpers.support import PROMPT
 
 PACKAGE = os.path.dirname(hf_specdec.__file__)
@@ -61,14 +60,13 @@ TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
 
 def planned(model: Any, **kwargs: Any) -> Any:
     arguments = {"inputs": PROMPT, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
-    call, request = prepared_call(model, arguments | kwargs)
-    return plan_call(Facts(model, call), request), request
+    return plan_call(prepared_request(model, arguments | kwargs))
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
 def test_a_request_has_one_way(row: tuple[str, dict[str, Any], str, str, str], zoo: Any) -> None:
     family, kwargs, way, loop, reason = row
-    plan, _ = planned(zoo(family), **kwargs)
+    plan = planned(zoo(family), **kwargs)
     assert (plan.way, plan.loop) == (way, loop), plan
     assert plan.reason.startswith(reason)
     assert (plan.plain_reason is None) == (loop != "transformers")
@@ -78,11 +76,11 @@ def test_a_request_has_one_way(row: tuple[str, dict[str, Any], str, str, str], z
 
 def test_the_same_call_has_the_same_plan_and_nothing_of_it_changes(model: Any) -> None:
     arguments = {"inputs": PROMPT, "max_new_tokens": 8, "spec_method": "prompt_lookup", "spec_config": [4, 2]}
-    given = dict(arguments)
-    call, request = prepared_call(model, arguments)
-    first, second = (plan_call(Facts(model, call), request) for _ in range(2))
+    before = dict(arguments)
+    request = prepared_request(model, arguments)
+    first, second = plan_call(request), plan_call(request)
     assert first == second
-    assert arguments == given
+    assert arguments == before
     for frozen, field in ((first, "way"), (request, "budget")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(frozen, field, None)
@@ -92,7 +90,7 @@ def test_the_statistics_show_the_plan_that_was_carried_out(model: Any) -> None:
     output = model.generate(
         PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup", return_dict_in_generate=True
     )
-    assert output.spec_stats.plan == planned(model, return_dict_in_generate=True)[0]
+    assert output.spec_stats.plan == planned(model, return_dict_in_generate=True)
     assert output.spec_stats.to_dict()["plan"]["method"] == "prompt_lookup"
     results = list(hf_specdec.generate_many(model, [PROMPT], max_new_tokens=4, spec_method="prompt_lookup"))
     assert results[0].stats.plan is not None and results[0].stats.plan.shares_batch

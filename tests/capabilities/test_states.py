@@ -8,7 +8,7 @@ from transformers import JambaForCausalLM, StaticCache
 
 import hf_specdec
 from hf_specdec.cache.contents import contents
-from hf_specdec.call.rules import cache as cache_rules
+from hf_specdec.call.rules import inputs as input_rules
 from hf_specdec.compat import CACHE, state_layers
 from tests.helpers.support import DRAFTS, plain
 from tests.helpers.zoo_wide import build, inputs, shrunk
@@ -98,7 +98,7 @@ def test_a_static_cache_with_states_is_left_to_plain_generation_where_that_compi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = hf_specdec.enable(build(shrunk("qwen3_next"), "causal", 0.15))
-    monkeypatch.setattr(cache_rules, "compile_settings", lambda call: {})
+    monkeypatch.setattr(input_rules, "compile_settings", lambda call: {})
     call = CALL | {"cache_implementation": "static"}
     output = model.generate(**inputs(model, rows=1), **call, spec_method="prompt_lookup")
     assert "no compiled one records states" in output.spec_stats.plain_reason

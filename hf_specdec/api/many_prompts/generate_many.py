@@ -21,8 +21,8 @@ from hf_specdec.api.many_prompts.prompt_inputs import (
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import AUTO
-from hf_specdec.call.request import Settings
-from hf_specdec.call.rules.settings import check_settings
+from hf_specdec.call.request import Request
+from hf_specdec.call.rules.arguments import check_settings
 from hf_specdec.common.progress import with_bar
 from hf_specdec.engine.shared_processes import agreed_seed
 from hf_specdec.errors import ConfigError
@@ -84,12 +84,12 @@ def generate_many(
     check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
     prompts = each_prompt(prompts)
     inner = compat.generation_model(enable(model))
-    settings = Settings.of(inner, generate_kwargs)
+    request = Request.of(inner, generate_kwargs)
     check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens", "prefix_cache"))
-    check_settings(settings)
-    check_all(settings, tokenizer)
+    check_settings(request)
+    check_all(request, tokenizer)
     seed = checked_seed(seed)
-    if seed is None and settings("do_sample"):
+    if seed is None and request.setting("do_sample"):
         seed = agreed_seed(inner)
     if not isinstance(prefix_cache, PrefixCache | None):
         remedy = "Pass hf_specdec.PrefixCache(max_bytes)."

@@ -14,19 +14,18 @@ from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import (
     AUTO,
     NONE,
-    own_arguments,
+    added_arguments,
+    merged_arguments,
     read_prompt_request,
     with_method,
-    with_own_method,
     without_drafts,
 )
-from hf_specdec.call.assisted_arguments import ASSISTED_ARGUMENTS, check_taken
-from hf_specdec.call.drafting import drafting_of
-from hf_specdec.call.facts import Facts
-from hf_specdec.call.plan import plan_row
-from hf_specdec.call.request import Request, Settings
+from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS
+from hf_specdec.call.generate import digests, log_notes, prepared_request
+from hf_specdec.call.plan import drafting_of, plan_row
+from hf_specdec.call.request import Request
+from hf_specdec.call.rules.arguments import check_taken
 from hf_specdec.call.rules.many import alone, one_by_one
-from hf_specdec.call.run import digests, log_notes, prepared_call
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.cost.budget import Budget
@@ -55,11 +54,11 @@ class Job:
     """One call of `generate_many`."""
 
     def __init__(
-        self, given: Any, tokenizer: Any, seed: int | None, prefixes: PrefixCache, kwargs: dict[str, Any]
+        self, wrapper: Any, tokenizer: Any, seed: int | None, prefixes: PrefixCache, kwargs: dict[str, Any]
     ) -> None:
-        self.given, self.tokenizer, self.seed, self.kwargs = given, tokenizer, seed, kwargs
+        self.wrapper, self.tokenizer, self.seed, self.kwargs = wrapper, tokenizer, seed, kwargs
         self.prefixes = prefixes
-        self.model = compat.generation_model(given)
+        self.model = compat.generation_model(wrapper)
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
@@ -67,8 +66,8 @@ class Job:
 
     def run(self, prompts: Iterator[tuple[int, Any]], max_rows: int, max_columns: int) -> Iterator[ManyResult]:
         """Results as they finish, of prompts that share a batch, or are decoded one by one where none can."""
-        request, facts = self._request(), Facts(self.model)
-        if (reason := one_by_one(self.given, facts, request)) is not None:
+        request = self._request()
+        if (reason := one_by_one(self.wrapper, request)) is not None:
             if max_rows > 1:
                 self._warn_once(f"decodes prompts one by one, whatever max_batch_size is: {reason}")
             for index, prompt in prompts:
@@ -77,7 +76,7 @@ class Job:
                 yield self._alone(index, prompt)
             return
         steps = steps_of_model(self.model, SpecStats(), observer=request.observer)
-        _weigh(steps, facts, request)
+        _weigh(steps, request)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns, prefixes=self.prefixes)
         for done in batching.run(self._queued(prompts, steps)):
             yield from self._finished()
@@ -92,10 +91,10 @@ class Job:
 
     def _request(self) -> Request:
         """The request of every prompt, read from the arguments alone."""
-        own = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
-        request = read_prompt_request(self.model, {**own, **self.kwargs})
+        tokenizer = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
+        request = read_prompt_request(self.model, {**tokenizer, **self.kwargs})
         if not request.is_default:
-            check_taken(request.settings, request.method)
+            check_taken(request)
         return request
 
     def _queued(self, prompts: Iterator[tuple[int, Any]], steps: StepRunner) -> Iterator[QueuedSequence | None]:
@@ -129,21 +128,20 @@ class Job:
         salt = inputs.pop("cache_salt")
         if _asks_for_none(inputs):
             raise _CannotJoin(None)
-        call, request = prepared_call(self.model, with_own_method(self.model, self.kwargs, inputs))
-        facts = Facts(self.model, call)
-        if (reason := alone(facts, request)) is not None:
+        request = prepared_request(self.model, merged_arguments(self.model, self.kwargs, inputs))
+        if (reason := alone(request)) is not None:
             raise _CannotJoin(reason)
-        plan = plan_row(facts, request)
+        plan = plan_row(request)
         if plan.plain_reason is not None:
             raise _CannotJoin(plan.plain_reason)
-        draft_runner, make_drafter = drafting_of(facts, request, plan)
+        draft_runner, make_drafter = drafting_of(request, plan)
         seed = self._seed_of(index, inputs)
-        generator = None if seed is None else torch.Generator(call.input_ids.device).manual_seed(seed)
-        steps.check(lambda: digests(call, request, plan, prompt=index))
+        generator = None if seed is None else torch.Generator(request.device).manual_seed(seed)
+        steps.check(lambda: digests(request, plan, prompt=index))
         log_notes(self.model, plan)
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(call, plan, drafter, index, generator, draft_runner, steps, salt)
-        _weigh(steps, facts, request)
+        queued = queued_sequence_of(request.call, plan, drafter, index, generator, draft_runner, steps, salt)
+        _weigh(steps, request)
         queued.sequence.is_weighed = request.config.fits_costs
         queued.sequence.observer = inputs.get("spec_observer")
         queued.sequence.stats.seeds = None if seed is None else [seed]
@@ -158,10 +156,10 @@ class Job:
             if observer is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            kwargs = with_method(self.model, with_own_method(self.model, self.kwargs, inputs))
+            kwargs = with_method(self.model, merged_arguments(self.model, self.kwargs, inputs))
             kwargs["return_dict_in_generate"] = True
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
-                output = self.given.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
+                output = self.wrapper.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
         except Exception as error:
             if not _is_the_prompts_own(error, prompt):
                 raise
@@ -195,8 +193,8 @@ class Job:
         if self.tokenizer is not None:
             inputs.setdefault("tokenizer", self.tokenizer)
         for name in ("logits_processor", "stopping_criteria"):
-            if given := inputs.get(name, self.kwargs.get(name)):
-                inputs[name] = of_prompt(given, index)
+            if items := inputs.get(name, self.kwargs.get(name)):
+                inputs[name] = of_prompt(items, index)
         device = compat.input_device(self.model)
         inputs["cache_salt"] = salt
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
@@ -205,7 +203,7 @@ class Job:
         """Seed of one prompt, if it samples; a job that does not draws its seed when the first prompt does."""
         kwargs = {**self.kwargs, **inputs}
         seed = self._own_seeds.pop(index, None)
-        if not Settings.of(self.model, kwargs)("do_sample"):
+        if not Request.of(self.model, kwargs).setting("do_sample"):
             return None
         if seed is None:
             if self.seed is None:
@@ -215,9 +213,9 @@ class Job:
         return seed
 
 
-def _weigh(steps: StepRunner, facts: Facts, request: Request) -> None:
+def _weigh(steps: StepRunner, request: Request) -> None:
     """Give the steps a budget where the request's method drafts as many tokens as save time; all such share one."""
-    if (costs := facts.costs(request)) is None:
+    if (costs := request.costs) is None:
         return
     if steps.budget is None:
         steps.budget = Budget(costs, max_nodes=request.budget)
@@ -231,7 +229,7 @@ def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
 
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
     """Returns whether other prompts may still work."""
-    own = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
+    settings = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
     if isinstance(error, UnsupportedModelError | CheckpointError):
-        return not own.isdisjoint(METHOD_FIELDS | {*own_arguments()})
-    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or bool(own)
+        return not settings.isdisjoint(METHOD_FIELDS | {*added_arguments()})
+    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or bool(settings)

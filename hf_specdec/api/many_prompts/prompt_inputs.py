@@ -1,7 +1,7 @@
 """Prompts of `generate_many` in the forms that users have them: text, chats, token ids, a tokenizer's output."""
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
-from hf_specdec.call.arguments import own_arguments
+from hf_specdec.call.arguments import added_arguments
+from hf_specdec.call.request import Request
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat import GIVEN_CACHES
@@ -51,16 +52,12 @@ def each_prompt(prompts: Any) -> Iterable[Any]:
     return prompts
 
 
-def check_all(settings: Callable[[str], Any], tokenizer: Any) -> None:
-    """Refuse a tokenizer that is none, and settings that cannot be the same for all prompts of a job.
-
-    Args:
-        settings: gives the value that a setting has, `None` where it is unset.
-    """
+def check_all(request: Request, tokenizer: Any) -> None:
+    """Refuse a tokenizer that is none, and settings that cannot be the same for all prompts of a job."""
     if tokenizer is not None and (isinstance(tokenizer, bytes) or not callable(getattr(tokenizer, "decode", None))):
         raise ConfigError("tokenizer", "must be a tokenizer", tokenizer, "Load it with AutoTokenizer.from_pretrained.")
     for name in (*NOT_FOR_MANY, *OF_ONE):
-        value = settings(name)
+        value = request.setting(name)
         if value is None or (name == "num_return_sequences" and value == 1):
             continue
         remedy = "Put it among the prompts, each a dict." if name in OF_ONE else "Use generate for it."
@@ -191,7 +188,7 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterabl
     Raises:
         ConfigError: names the field, and the nearest one that there is.
     """
-    known = known_settings(model) | set(own_arguments())
+    known = known_settings(model) | set(added_arguments())
     for name, value in kwargs.items():
         if name in OF_ADAPTERS:
             rule = f"must be unset for many prompts: PEFT sets {OF_ADAPTERS[name]} for each row of one call"

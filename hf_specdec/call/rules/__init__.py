@@ -1,4 +1,4 @@
-"""Rules that decide how a call is decoded: small functions of `(facts, request)`, in the order of their evaluation.
+"""Rules that decide how a call is decoded: small functions of a request, in the order of their evaluation.
 
 A rule returns a reason, or `None`. A check raises what is wrong with a call that asks for its method itself; a method
 by default then yields to plain decoding. Cheap ones come first, those that need a probe last.
@@ -6,52 +6,42 @@ by default then yields to plain decoding. Cheap ones come first, those that need
 
 from collections.abc import Callable
 
-from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules import assisted, batch, cache, inputs, length, method, model, settings
+from hf_specdec.call.rules import arguments, inputs, method, model
 
-Rule = Callable[[Facts, Request], str | None]
-Check = Callable[[Facts, Request], None]
+Rule = Callable[[Request], str | None]
+Check = Callable[[Request], None]
 
 # What can be said of a model alone.
-MODEL_RULES: tuple[Rule, ...] = (
-    model.own_loop,
-    model.foreign_code,
-    model.one_token_a_forward,
-)
+MODEL_RULES: tuple[Rule, ...] = (model.own_loop, model.foreign_code, model.one_token_a_forward)
 # Why a call of a model that none of those rules out is decoded plainly.
 CALL_RULES: tuple[Rule, ...] = (
-    cache.repeated_text,
+    inputs.repeated_text,
     inputs.shared_states,
     inputs.foreign_inputs,
     inputs.attention_output,
     inputs.decoder_mask,
-    cache.static_cache,
-    length.scaled_attention,
-    length.dropped_cache,
-    length.rotary_frequencies,
-    assisted.assisted_loop,
+    inputs.static_cache,
+    model.scaled_attention,
+    model.dropped_cache,
+    model.rotary_frequencies,
+    method.assisted_loop,
     inputs.padded_text,
-    batch.padded_cache,
-    batch.streamer,
-    batch.processors,
-    batch.criteria,
-    batch.rows_of_model,
+    inputs.rows,
 )
 # What is refused before transformers prepares the call.
 REQUEST_CHECKS: tuple[Check, ...] = (
-    settings.custom_generate,
+    arguments.passed_objects,
     method.draft_model,
-    settings.streamer,
-    settings.modes,
-    settings.assisted_arguments,
-    settings.prompt,
+    arguments.check_settings,
+    arguments.check_taken,
+    arguments.prompt,
 )
 # What is refused of a call that no rule decodes plainly.
 CHECKS: tuple[Check, ...] = (
     method.chains_only,
-    cache.check_given_cache,
-    assisted.check_embeddings,
+    inputs.check_passed_cache,
+    method.check_embeddings,
     method.first_layers,
     method.network,
 )

@@ -9,24 +9,22 @@ from typing import Any
 import torch
 
 from hf_specdec import compat
-from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules.assisted import ONE_SEQUENCE, asked_for
-from hf_specdec.call.rules.cache import repeated_text
-from hf_specdec.call.rules.length import exceeds_original_length, scales_by_columns
-from hf_specdec.call.rules.model import OWN_LOOP, foreign_code
+from hf_specdec.call.rules.inputs import repeated_text
+from hf_specdec.call.rules.method import ONE_SEQUENCE, asked_for
+from hf_specdec.call.rules.model import OWN_LOOP, foreign_code, rotary_frequencies, scales_by_columns
 from hf_specdec.forward.forward_arguments import tensors_of
 
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
 
 
-def one_by_one(wrapper: Any, facts: Facts, request: Request) -> str | None:
+def one_by_one(wrapper: Any, request: Request) -> str | None:
     """Reason to decode prompts of different lengths one by one; `None` where they can share a batch.
 
     Args:
-        given: the model, perhaps in a wrapper.
+        wrapper: the model as the caller has it, perhaps in PEFT's.
     """
-    model = facts.model
+    model = request.model
     if compat.adds_virtual_tokens(wrapper):
         return "PEFT's wrapper puts virtual tokens before each prompt"
     if compat.finds_invocations(wrapper):
@@ -39,31 +37,31 @@ def one_by_one(wrapper: Any, facts: Facts, request: Request) -> str | None:
         return "its decoder reads an encoding of each prompt"
     if compat.has_own_input_preparation(model) or compat.has_foreign_inputs(model):
         return "its class prepares the inputs of each forward itself"
-    if (reason := foreign_code(facts, request)) is not None:
+    if (reason := foreign_code(request)) is not None:
         return reason
-    return facts.probed.capability.reason if facts.tier != "tree" else facts.batch_reason()
+    return request.tier_reason if request.tier != "tree" else request.batch_reason()
 
 
-def alone(facts: Facts, request: Request) -> str | None:
+def alone(request: Request) -> str | None:
     """Reason to decode one prompt among others by itself; `None` where it can share their batch."""
     if request.is_assisted:
         return asked_for(request) or ONE_SEQUENCE
-    if (reason := repeated_text(facts, request)) is not None:
+    if (reason := repeated_text(request)) is not None:
         return reason
-    if isinstance(facts.cache, compat.StaticCache) or compat.is_users_own(facts.cache):
-        return f"it has a {type(facts.cache).__name__} of its own"
-    if exceeds_original_length(facts):
+    cache, ids = request.call.cache, request.call.input_ids
+    if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
+        return f"it has a {type(cache).__name__} of its own"
+    if rotary_frequencies(request) is not None:
         return "its rotary frequencies follow the length of its text"
-    if scales_by_columns(facts):
+    if scales_by_columns(request):
         return "its attention goes by the columns of the cache"
-    others = [name for name in tensors_of(facts.kwargs) if name not in SEQUENCE_TENSORS]
+    others = [name for name in tensors_of(request.kwargs) if name not in SEQUENCE_TENSORS]
     if others:
         return f"its forward takes {others[0].partition('.')[0]}"
-    mask, positions = facts.kwargs.get("attention_mask"), facts.kwargs.get("position_ids")
+    mask, positions = request.kwargs.get("attention_mask"), request.kwargs.get("position_ids")
     if mask is not None and not bool(mask.all()):
         return "its attention_mask hides tokens"
-    ids = facts.call.input_ids
-    counted = torch.arange(ids.shape[1], device=ids.device)
-    if positions is not None and (positions.shape[-1] != len(counted) or not bool((positions == counted).all())):
+    count = torch.arange(ids.shape[1], device=ids.device)
+    if positions is not None and (positions.shape[-1] != len(count) or not bool((positions == count).all())):
         return "its position_ids do not count from 0"
     return None

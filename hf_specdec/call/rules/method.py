@@ -1,12 +1,15 @@
-"""Refusals of a method that the model, its inputs or the network that drafts cannot serve."""
+"""Rules about the method: what its network needs of the model and its inputs, and transformers' assisted decoding."""
 
-from transformers import PreTrainedModel
+from collections.abc import Iterable
+
+from transformers import PreTrainedModel, SynthIDTextWatermarkingConfig
 
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.call.facts import Facts
 from hf_specdec.call.request import Request
+from hf_specdec.compat.fingerprint import foreign_code
 from hf_specdec.engine.head_pairing import check_head
+from hf_specdec.engine.sampling.row_processors import keeps_text
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
 from hf_specdec.forward.networks.exit_runner import OWN_CACHE
 from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
@@ -15,14 +18,16 @@ from hf_specdec.methods.registry import METHODS
 
 SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 UNREAD = "the draft model has no positions for all of its prompt"
+ONE_SEQUENCE = "transformers' assisted decoding takes one sequence"
+ASKED_FOR = "transformers' own assisted decoding was asked for"
 
 
-def draft_model(facts: Facts, request: Request) -> None:
+def draft_model(request: Request) -> None:
     """Refuse a call without the network that its method needs, or with two."""
-    check_draft_given(request)
+    check_draft(request)
 
 
-def check_draft_given(request: Request, field: str = "assistant_model", hint: str = "") -> None:
+def check_draft(request: Request, field: str = "assistant_model", hint: str = "") -> None:
     """Raise where the method needs a draft model and the call brings none, or two ways to draft.
 
     Args:
@@ -35,56 +40,115 @@ def check_draft_given(request: Request, field: str = "assistant_model", hint: st
     method, layers = request.method, request.config.drafting_layers
     if layers is not None and request.assistant_model is not None:
         raise ConfigError("exit_layer", "must be unset with an assistant_model", layers, "Give only one of the two.")
-    if method is None or request.assistant_model is not None or layers is not None:
+    if request.assistant_model is not None or layers is not None or not method.needs_assistant:
         return
-    rule = f'must be given with spec_method="{method.name}"'
+    first_layers = 'spec_config={"exit_layer": ...} or hf_specdec.self_draft(model, layers=...)'
+    remedy = f"Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
     if method.needs_draft_head:
         remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
-        raise ConfigError(field, rule, None, f"{hint}{remedy}")
-    if method.needs_draft_model:
-        first_layers = 'spec_config={"exit_layer": ...} or hf_specdec.self_draft(model, layers=...)'
-        remedy = f"Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
-        raise ConfigError(field, rule, None, f"{hint}{remedy}")
+    raise ConfigError(field, f'must be given with spec_method="{method.name}"', None, f"{hint}{remedy}")
 
 
-def chains_only(facts: Facts, request: Request) -> None:
+def by_transformers(request: Request) -> str | None:
+    """Reason to let transformers' own `generate` draft with the call's draft model, before it has prepared the call.
+
+    `None` where it would refuse the call, or give another result than plain generation: `assisted_loop` then says why.
+    """
+    if (reason := asked_for(request)) is None:
+        return None
+    model, setting, cache = request.model, request.setting, compat.given_cache(request.arguments)
+    is_static = isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache)
+    is_left_out = (
+        compat.has_virtual_tokens(model)
+        or compat.is_recurrent(model)
+        or foreign_code(model) is not None
+        or setting("use_cache") is False
+        or bool(setting("output_attentions"))
+        or not compat.fresh_cache(model)
+        or bool(compat.cached_length(cache))
+        or is_static
+        or setting("cache_implementation") in ("static", *compat.STATIC_NAMES)
+        or setting("guidance_scale") not in (None, 1)
+        or isinstance(setting("watermarking_config"), SynthIDTextWatermarkingConfig)
+        or _kept_text(request.arguments.get("logits_processor") or ()) is not None
+    )
+    return None if is_left_out else reason
+
+
+def asked_for(request: Request) -> str | None:
+    """Reason to leave the draft model to transformers' assisted decoding; `None` where the call does not ask for it."""
+    return ASKED_FOR if request.is_assisted and request.assistant_model is not None else None
+
+
+def assisted_loop(request: Request) -> str | None:
+    """transformers' assisted decoding, where it is asked for, cannot take the call."""
+    if not request.is_assisted:
+        return None
+    if request.num_rows > 1:
+        return ONE_SEQUENCE
+    if compat.has_virtual_tokens(request.model):
+        return "transformers' assisted decoding prepares no virtual tokens of PEFT's"
+    if compat.is_recurrent(request.model):
+        return "transformers' assisted decoding leaves rejected tokens in a recurrent state"
+    if request.call.reads_embeddings and request.is_default:
+        return "transformers' assisted decoding reads no inputs_embeds"
+    if not compat.fresh_cache(request.model):
+        return "transformers' assisted decoding takes no cache that the model makes itself"
+    if compat.cached_length(request.call.cache):
+        return "transformers' assisted decoding reads a text from its start, over the part that is cached"
+    return _kept_text(request.call.logits_processor)
+
+
+def _kept_text(processors: Iterable[object]) -> str | None:
+    """A processor keeps what it is called for, rejected tokens among it."""
+    name = next((type(processor).__name__ for processor in processors if keeps_text(processor)), None)
+    return name and f"{name} keeps state, in which transformers' assisted decoding has rejected tokens"
+
+
+def check_embeddings(request: Request) -> None:
+    """Refuse `inputs_embeds` where transformers' assisted decoding is asked for by the call itself."""
+    if request.is_assisted and request.call.reads_embeddings:
+        raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
+
+
+def chains_only(request: Request) -> None:
     """Refuse a method that is of no use on a model that verifies chains only."""
-    if facts.tier == "tree" or request.method is None or not request.method.needs_tree:
+    if request.tier == "tree" or not request.method.needs_tree:
         return
     others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
     raise UnsupportedModelError(
-        f"spec_method={request.name!r} needs a model that verifies trees; {type(facts.model).__name__} takes chains "
-        f"only: {facts.probed.capability.reason}. Methods that work with it: {others}."
+        f"spec_method={request.method.name!r} needs a model that verifies trees; {request.model_name} takes chains "
+        f"only: {request.probed.capability.reason}. Methods that work with it: {others}."
     )
 
 
-def first_layers(facts: Facts, request: Request) -> None:
+def first_layers(request: Request) -> None:
     """Refuse a model whose first layers cannot draft for it: what can be seen without trying comes first."""
     if (layers := request.config.drafting_layers) is None:
         return
-    call, model, name = facts.call, facts.model, type(facts.model).__name__
+    model, name, cache = request.model, request.model_name, request.call.cache
+
+    def refuse(rule: str, remedy: str = OWN_CACHE) -> None:
+        raise ConfigError("exit_layer", rule, layers, remedy)
+
     if model.config.is_encoder_decoder:
-        rule = f"must be unset for an encoder-decoder such as {name}"
-        raise ConfigError("exit_layer", rule, layers, "Pass a smaller encoder-decoder as assistant_model.")
+        remedy = "Pass a smaller encoder-decoder as assistant_model."
+        refuse(f"must be unset for an encoder-decoder such as {name}", remedy)
     try:
-        path = call.facts.of(path_to_layers, model)
+        path = request.structure.of(path_to_layers, model)
         check_forwards(model, path)
         most = len(layers_of(model, path)) - 1
     except UnsupportedModelError as error:
         what = str(error).split(", so that")[0]
         raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error
     if layers > most:
-        rule = f"must be from 1 to {most}, one less than the layers of {name}"
-        raise ConfigError("exit_layer", rule, layers, "A quarter of the layers is a start.")
-    if not call.facts.of(_keeps_keys_alone, model):
-        rule = f"must be unset for {name}, whose cache holds more than keys and values"
-        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
-    if isinstance(call.cache, compat.DynamicCache) and not SpecCache.takes(call.cache):
-        rule = f"must be unset with this {type(call.cache).__name__}, which may hold more than keys and values"
-        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
-    if (refusal := facts.probed.exit_reason(model, layers)) is not None:
-        rule = f"must be unset for {name}: after {counted(layers, 'layer')}, {refusal}"
-        raise ConfigError("exit_layer", rule, layers, OWN_CACHE)
+        refuse(f"must be from 1 to {most}, one less than the layers of {name}", "A quarter of the layers is a start.")
+    if not request.structure.of(_keeps_keys_alone, model):
+        refuse(f"must be unset for {name}, whose cache holds more than keys and values")
+    if isinstance(cache, compat.DynamicCache) and not SpecCache.takes(cache):
+        refuse(f"must be unset with this {type(cache).__name__}, which may hold more than keys and values")
+    if (refusal := request.probed.exit_reason(model, layers)) is not None:
+        refuse(f"must be unset for {name}: after {counted(layers, 'layer')}, {refusal}")
 
 
 def _keeps_keys_alone(model: PreTrainedModel) -> bool:
@@ -93,22 +157,23 @@ def _keeps_keys_alone(model: PreTrainedModel) -> bool:
     return cache is not None and SpecCache.adopt(cache) is not None
 
 
-def unread_prompt(facts: Facts, request: Request) -> str | None:
-    """The network has no positions for the prompt, and the method drafts with nothing else."""
-    if request.method is None or not request.method.needs_assistant or facts.network(request) is None:
-        return None
-    return None if facts.drafts_with_network(request) else UNREAD
-
-
-def network(facts: Facts, request: Request) -> None:
+def network(request: Request) -> None:
     """Refuse a draft model or head that does not go with the target, and a prompt without text that it could read."""
-    if (drafts := facts.network(request)) is None:
+    if (drafts := request.network) is None:
         return
-    kind = "head" if isinstance(drafts, DraftHead) else "model"
-    if isinstance(drafts, DraftHead):
-        check_head(facts.model, drafts)
+    is_head = isinstance(drafts, DraftHead)
+    if is_head:
+        check_head(request.model, drafts)
     else:
-        facts.draft(request)
-    if facts.call.input_ids.shape[1] == 0:
-        remedy = f"Pass input_ids, which the {'head' if kind == 'head' else 'draft'} reads too."
-        raise ConfigError("inputs_embeds", f"must be unset with a draft {kind}", "given", remedy)
+        request.draft  # noqa: B018 - the look-up checks that both models go together
+    if request.call.input_ids.shape[1] == 0:
+        rule = f"must be unset with a draft {'head' if is_head else 'model'}"
+        remedy = f"Pass input_ids, which the {'head' if is_head else 'draft'} reads too."
+        raise ConfigError("inputs_embeds", rule, "given", remedy)
+
+
+def unread_prompt(request: Request) -> str | None:
+    """The network has no positions for the prompt, and the method drafts with nothing else."""
+    if not request.method.needs_assistant or request.network is None or request.drafts_with_network:
+        return None
+    return UNREAD

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.generation import BaseStreamer
 
-from hf_specdec.call.run import class_generate
+from hf_specdec.call.generate import class_generate
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.rows import Row

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from hf_specdec.api.enable import capability
 from hf_specdec.call.arguments import AUTO, read_prompt_request
-from hf_specdec.call.facts import Facts
 from hf_specdec.call.plan import plan_model
 from hf_specdec.compat import attention_implementation
 from hf_specdec.distributed.placement import available_devices, where_it_lies
@@ -31,7 +30,7 @@ def facts_of(model: PreTrainedModel, pair: dict[str, Any] | None, *, as_json: bo
     Args:
         pair: arguments of `generate` for a draft model or head.
     """
-    plan = plan_model(Facts(model), read_prompt_request(model, {"spec_method": AUTO}))
+    plan = plan_model(read_prompt_request(model, {"spec_method": AUTO}))
     groups: dict[str, dict[str, Any]] = {
         **_machine(),
         "model": _model(model),

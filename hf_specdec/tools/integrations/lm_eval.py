@@ -12,8 +12,8 @@ import torch
 
 from hf_specdec.api.enable import enable
 from hf_specdec.call.arguments import AUTO
-from hf_specdec.call.request import Settings
-from hf_specdec.call.rules.settings import check_settings
+from hf_specdec.call.request import Request
+from hf_specdec.call.rules.arguments import check_settings
 from hf_specdec.compat import generation_model
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow
@@ -94,7 +94,7 @@ class SpecHFLM(HFLM):
     def _reason_against(self, kwargs: dict[str, Any]) -> str | None:
         """Reason why a task's settings have no speculative form, or `None`."""
         try:
-            check_settings(Settings.of(generation_model(self.model), kwargs))
+            check_settings(Request.of(generation_model(self.model), kwargs))
         except ConfigError as error:
             return str(error)
         return None

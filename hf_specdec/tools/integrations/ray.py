@@ -16,7 +16,7 @@ import torch
 from hf_specdec.api.many_prompts.prompt_inputs import inputs_of
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
-from hf_specdec.call.request import Settings
+from hf_specdec.call.request import Request
 from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.loading.auto import AutoModelForCausalLM, load_draft
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
@@ -76,7 +76,7 @@ class SpecTextGenerator:
         place = {"device_map": {"": "cuda"}} if torch.cuda.is_available() else {}
         loaded = AutoModelForCausalLM.from_pretrained(model, precision=precision, **{**place, **(model_kwargs or {})})
         self.tokenizer = load_tokenizer(model)
-        self.samples = bool(Settings.of(loaded, options)("do_sample"))
+        self.samples = bool(Request.of(loaded, options).setting("do_sample"))
         if self.samples and id_column is None:
             remedy = "Name a column of whole numbers, from which each row's seed follows."
             raise ConfigError("id_column", "must be given where texts are sampled", None, remedy)

@@ -1,0 +1,121 @@
+"""transformers' arguments of assisted generation: those that a method takes over, the draft and its tokenizers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import GenerationMixin, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.call.request import Request
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.common.entry import Method
+from hf_specdec.methods.common.translation import are_alike, check_tokenizers
+from hf_specdec.methods.registry import METHODS, as_head
+
+# These choose transformers' own speculation, or change its texts, a generation configuration's too.
+CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
+MODES = (*CHOICES, "assistant_ensemble_weight")
+TUNING = (  # do nothing by themselves, here neither where a generation configuration has them
+    "max_matching_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
+ASSISTED_ARGUMENTS = (*MODES, *TUNING)
+STARTING = ("prompt_lookup_num_tokens", "assistant_early_exit")  # would begin transformers' own speculation
+DRAFTS = ("assistant_model", "assistant_tokenizer")
+
+
+def method_instead(arguments: Mapping[str, Any]) -> str | None:
+    """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
+    modes = [name for name in MODES if arguments.get(name) is not None]
+    takers = (m.name for name in modes for m in METHODS.values() if name in m.config_class.transformers_arguments)
+    return next(takers, None)
+
+
+def replaced_arguments(request: Request, method: Method, config: Any, arguments: dict[str, Any]) -> Any:
+    """The configuration of a method that transformers has too, by the settings there: adding `spec_method` is enough.
+
+    Args:
+        config: the configuration of this package that counts, if there is one; it goes before configured settings.
+        arguments: of `generate`; those that are taken over are removed.
+
+    Raises:
+        ConfigError: an argument comes with a configuration.
+    """
+    names = method.config_class.transformers_arguments
+    passed = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
+    if config is None:
+        return {name: value for name in names if (value := request.configured(name)) is not None} | passed or None
+    for name, value in passed.items():
+        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
+    return config
+
+
+def read_draft(arguments: dict[str, Any], method: Method, config: SpecConfig) -> tuple[Any, tuple[Any, Any] | None]:
+    """The draft model or head that the method drafts with, and the tokenizers of both models where they differ.
+
+    Args:
+        arguments: of `generate`; those that the method takes are removed.
+
+    Raises:
+        ConfigError: the draft is of a kind that the method does not draft with, or a tokenizer is missing, or
+            probabilities would be compared, which differ between vocabularies.
+    """
+    if not (method.takes_draft_model or method.takes_draft_head):
+        return None, None
+    if (assistant := arguments.pop("assistant_model", None)) is None:
+        return None, None
+    network = compat.generation_model(assistant)
+    if (head := as_head(network)) is not None:
+        _check_kind_of_head(method, config, head, assistant)
+    else:
+        _check_draft_model(method, assistant, network)
+    if (tokenizer := arguments.pop("assistant_tokenizer", None)) is None:
+        return network if head is None else head, None
+    if head is not None:
+        rule = "must be unset with a draft head, which drafts the target's tokens"
+        raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, "Leave it out.")
+    check_tokenizers(arguments.get("tokenizer"), tokenizer)
+    if are_alike(arguments["tokenizer"], tokenizer):
+        return network, None
+    if config.draws_drafts:
+        rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
+        raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")
+    return network, (arguments["tokenizer"], tokenizer)
+
+
+def _check_kind_of_head(method: Method, config: SpecConfig, head: DraftHead, assistant: Any) -> None:
+    """Raise where the method does not draft with heads of this kind."""
+    if method.name not in head.methods:
+        rule = f"must be of another kind with spec_method={method.name!r}"
+        remedy = f'Use spec_method="{head.methods[0]}" for a head of this kind.'
+        raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
+    if config.engine != "loop":
+        remedy = "Leave it out: transformers' loop drafts without it."
+        raise ConfigError("engine", 'must be "loop" with a draft head', config.engine, remedy)
+
+
+def _check_draft_model(method: Method, assistant: Any, network: Any) -> None:
+    """Raise where a draft is no model that generates, or the method drafts with heads only."""
+
+    def refuse(rule: str, remedy: str, value: object = type(assistant).__name__) -> None:
+        raise ConfigError("assistant_model", rule, value, remedy)
+
+    if not method.takes_draft_model:
+        remedy = 'Load it with hf_specdec.AutoDraftHead, or use spec_method="draft_model" for a model.'
+        refuse(f"must be a draft head with spec_method={method.name!r}", remedy)
+    if not isinstance(network, PreTrainedModel):
+        refuse("must be a transformers model", "Load it with from_pretrained.")
+    if not isinstance(network, GenerationMixin) or not network.can_generate():
+        refuse("must be a model that generates", "Load it with hf_specdec.AutoModelForCausalLM.")
+    if network.device.type == "meta" and not compat.is_dispatched(network):
+        remedy = "Load its weights with from_pretrained."
+        refuse("must have weights, not be on the meta device", remedy, network.device)
+    if compat.adds_virtual_tokens(assistant):
+        remedy = "Pass its get_base_model(), which drafts without them, or a draft with a LoRA adapter."
+        refuse("must have no virtual tokens of PEFT's", remedy)

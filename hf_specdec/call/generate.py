@@ -1,0 +1,332 @@
+"""Carries out one call: transformers' own `generate` prepares it, and its plan says what decodes it."""
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.call.arguments import (
+    added_arguments,
+    check_spelling,
+    named_arguments,
+    plain_request,
+    read_prompt_request,
+    read_request,
+)
+from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS, STARTING
+from hf_specdec.call.custom_generate import CustomGenerate
+from hf_specdec.call.plain_kernels import plain_kernels
+from hf_specdec.call.plan import PLAIN_PLAN, drafting_of, plan_call, plan_request
+from hf_specdec.call.request import NO_METHOD, Request, prompt_length
+from hf_specdec.call.rules.arguments import LENGTHS, check_no_choice, check_prompt, check_settings, check_taken
+from hf_specdec.call.rules.method import check_draft
+from hf_specdec.common.stats import CallPlan, SpecStats
+from hf_specdec.compat.placement import device_mesh
+from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
+from hf_specdec.distributed.rank_sync import digest, rank_sync_of
+from hf_specdec.engine.call import with_stats
+from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.decode import decode_speculatively
+from hf_specdec.engine.head_pairing import place_head
+from hf_specdec.engine.model_state import state_of
+from hf_specdec.engine.plain import decode_assisted, decode_plain
+from hf_specdec.engine.shared_processes import steps_of
+from hf_specdec.errors import ConfigError
+from hf_specdec.forward.forward_arguments import tensors_of
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.registry import as_head
+
+Generate = Callable[..., Any]
+
+
+def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`inner(*args, **kwargs)` with a decoding method of this package, where the call asks for one."""
+    inner, args, kwargs = _unwrapped(inner, args, kwargs)
+    if isinstance(kwargs.get("custom_generate"), CustomGenerate):
+        return inner(*args, **kwargs)
+    arguments = named_arguments(inner, args, kwargs)
+    if arguments.get("custom_generate") is decode:  # here transformers drops nothing on the way to it
+        del arguments["custom_generate"]
+        for name in ("streamer", "assistant_model"):
+            if (value := arguments.pop(f"spec_{name}", None)) is not None:
+                arguments[name] = value
+    check_spelling(model, arguments)
+    request = read_request(Request.of(model, arguments))
+    if request.method is NO_METHOD or (request.is_default and compat.is_assistants_call(arguments)):
+        with plain_kernels(model):
+            return inner(**arguments)
+    plan = plan_request(request)
+    if plan is not None:
+        return _by_transformers(inner, request, plan)
+    return _prepared(inner, request, decode_prepared)
+
+
+def decode(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    *,
+    spec_streamer: Any = None,
+    spec_assistant_model: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A decoding method for `generate(custom_generate=hf_specdec.decode, spec_method=...)`: nothing is patched.
+
+    Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model`,
+    `tokenizer` and `assistant_tokenizer` before it calls a function; give the first two under the names below, and
+    enable the model for `stop_strings` or a draft with a tokenizer of its own. Settings of assisted generation that a
+    configuration of the call has at transformers' own defaults, as `num_assistant_tokens=20`, count as unset.
+
+    Args:
+        model, input_ids, logits_processor, stopping_criteria, generation_config: from transformers.
+        spec_streamer (*optional*): a transformers streamer; it gets the prompt first, as from `generate`.
+        spec_assistant_model (`PreTrainedModel`, *optional*): a draft model or head, for the methods that take one.
+        kwargs: `spec_method`, `spec_config` and the other arguments of an enabled `generate`; and transformers' own.
+    """
+    check_settings(Request(model, {}, generation_config))
+    check_prompt(model, input_ids, has_embeddings=kwargs.get("inputs_embeds") is not None, of_decoder=True)
+    arguments = {name: kwargs.pop(name) for name in (*added_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
+    arguments |= {"assistant_model": spec_assistant_model, "streamer": spec_streamer}
+    config = compat.without_defaults(generation_config, ASSISTED_ARGUMENTS)
+    request = read_request(Request(model, arguments, config))
+    if request.method is NO_METHOD:
+        check_no_choice(arguments)
+    else:
+        check_taken(request)
+        _check_dropped(request, generation_config)
+        _place_models(request, has_begun=True)
+    if spec_streamer is not None:
+        spec_streamer.put(input_ids.cpu())
+    custom = CustomGenerate(request, decode_prepared, spec_streamer)
+    with custom.ending_streamer():
+        return custom(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+
+
+def _check_dropped(request: Request, config: GenerationConfig) -> None:
+    """Refuse what transformers dropped on the way to `decode`, where that can be seen."""
+    hint = "transformers drops assistant_model here; its name is spec_assistant_model. "
+    check_draft(request, "spec_assistant_model", hint)
+    if getattr(config, "stop_strings", None) is not None:
+        remedy = "transformers drops the tokenizer: enable the model, or pass a StopStringCriteria."
+        raise ConfigError("stop_strings", "must be unset with custom_generate", config.stop_strings, remedy)
+
+
+def with_added_arguments(signature: inspect.Signature, *others: str) -> inspect.Signature:
+    """The signature with our arguments, and `others`, in front of its `**kwargs`."""
+    added, kinds = added_arguments(), inspect.Parameter
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in added]
+    keywords = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in (*added, *others)]
+    return signature.replace(parameters=[*named, *keywords, kinds("kwargs", kinds.VAR_KEYWORD)])
+
+
+# transformers hands a custom method only those arguments that its signature names.
+decode.__signature__ = with_added_arguments(inspect.signature(decode), *ASSISTED_ARGUMENTS)  # type: ignore[attr-defined]
+
+
+def decode_prepared(request: Request) -> Any:
+    """Decode a prepared call as its plan says."""
+    model, call = request.model, request.call
+    rank_sync = rank_sync_of(model)
+    if request.method is NO_METHOD:
+        plan = PLAIN_PLAN
+    else:
+        if (fault := compat.virtual_tokens_fault(model)) is not None:
+            state_of(model).warn_once(fault)
+        plan = plan_call(request)
+        if rank_sync is not None:
+            rank_sync.check(lambda: digests(request, plan))
+        log_notes(model, plan)
+    stats = SpecStats.of(plan)
+    if plan.loop == "transformers":
+        with plain_kernels(model):
+            return decode_plain(call, stats=stats, rank_sync=rank_sync)
+    draft_runner, make_drafter = drafting_of(request, plan)
+    if plan.loop == "assisted":
+        return decode_assisted(call, make_drafter(0, None), stats=stats, rank_sync=rank_sync)
+    costs = request.costs
+    budget = None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths)
+    steps = steps_of(rank_sync, stats, budget=budget, observer=request.observer)
+    return decode_speculatively(call, plan, make_drafter, steps=steps, draft_runner=draft_runner)
+
+
+def prepared_request(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Request:
+    """A call of an enabled model's `generate`, checked and prepared by transformers; nothing is computed yet.
+
+    One without a method, or whose default cannot be honoured, drafts nothing.
+
+    Raises:
+        ConfigError: as when `generate` is called with these arguments.
+    """
+    inner, args, kwargs = _unwrapped(state_of(model).own_generate or class_generate(model), (), kwargs)
+    request = read_prompt_request(model, named_arguments(inner, args, kwargs))
+    if (plan := plan_request(request)) is not None and plan.way == "plain":
+        log_notes(model, plan)
+        request = plain_request(request)
+    prepared: Request = _prepared(inner, request, lambda request: request)
+    return prepared
+
+
+def class_generate(model: PreTrainedModel) -> Generate:
+    """`generate` of the model's own class, which decodes without this package."""
+    generate: Generate = model.__class__.generate.__get__(model)
+    return generate
+
+
+def generate_once(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
+    """`generate(**kwargs)` of an enabled model, for a model that is not enabled and stays so."""
+    return generate_with(model, class_generate(model), (), kwargs)
+
+
+def log_notes(model: PreTrainedModel, plan: CallPlan) -> None:
+    """Log what the plan has to say of the model, once."""
+    for note in plan.notes:
+        state_of(model).warn_once(note)
+
+
+def digests(request: Request, plan: CallPlan, **more: Any) -> dict[str, int]:
+    """A digest of everything in a call that decides which forwards are computed, by name."""
+    call, draft = request.call, request.assistant_model
+    config = call.generation_config
+    settings = {
+        "spec_method": (request.method.name, request.budget, request.config.engine),
+        "assistant_model": (type(draft).__name__, draft is not None and device_mesh(draft) is not None),
+        "return_dict_in_generate": bool(config.return_dict_in_generate),
+        "output_hidden_states": bool(config.output_hidden_states),
+        "output_attentions": bool(config.output_attentions),
+        "do_sample": bool(config.do_sample),
+        "max_length": config.max_length,
+        compat.CACHE: type(call.cache).__name__,
+        "tier": plan.way,
+        "reason": plan.plain_reason,
+        **more,
+    }
+    tensors = {"input_ids": call.input_ids, **tensors_of(call.model_kwargs)}
+    return {name: digest(value) for name, value in {**tensors, **settings}.items()}
+
+
+def _prepared(inner: Generate, request: Request, decode: Callable[[Request], Any]) -> Any:
+    """`inner` with the arguments of the request, and with `decode` for the call that transformers prepares."""
+    _place_models(request)
+    arguments = _decoding_arguments(request)
+    arguments["custom_generate"] = custom = CustomGenerate(request, decode, arguments.get("streamer"))
+    with custom.ending_streamer(), custom.reading_encoder(arguments):
+        return custom.within(inner, arguments)
+
+
+def _by_transformers(inner: Generate, request: Request, plan: CallPlan) -> Any:
+    """The call as transformers' own `generate` decodes it: plainly, or assisted by the call's draft model."""
+    log_notes(request.model, plan)
+    if plan.way == "plain":
+        with plain_kernels(request.model):
+            output = inner(**_plain_arguments(request))
+    else:
+        _place_models(request)
+        arguments = {**request.arguments, **_replaced_values(request), "assistant_model": request.assistant_model}
+        if request.tokenizers is not None:
+            arguments["assistant_tokenizer"] = request.tokenizers[1]
+        output = inner(**arguments)
+    if isinstance(output, torch.Tensor) or not hasattr(output, "sequences"):
+        return output
+    stats = SpecStats.of(plan)
+    stats.num_tokens = output.sequences.shape[1] - prompt_length(request.model, request.arguments)
+    return with_stats(output, stats)
+
+
+def _plain_arguments(request: Request) -> dict[str, Any]:
+    """Arguments of `generate` without what the method took over.
+
+    transformers would begin its assisted generation for that, which refuses most of what the method refuses.
+    """
+    arguments = request.without(*(name for name in STARTING if name in request.config.transformers_arguments))
+    if as_head(arguments.get("assistant_model")) is not None:  # transformers drafts with none
+        del arguments["assistant_model"]
+    return arguments
+
+
+def _decoding_arguments(request: Request) -> dict[str, Any]:
+    """Arguments of `generate` for a decoding method of this package, to which it hands the prepared call.
+
+    A static cache is left out under autocast, where the model's configuration keeps no cache: transformers' static
+    layers do not take values of autocast's dtype. transformers loses the tokenizer of `stop_strings` on the way.
+
+    Raises:
+        ConfigError: `stop_strings` without a tokenizer.
+    """
+    left_out, criteria = [*STARTING], {}
+    if (stop_strings := request.setting("stop_strings")) is not None:
+        if (tokenizer := request.arguments.get("tokenizer")) is None:
+            remedy = "Pass tokenizer=... as for plain generation."
+            raise ConfigError("tokenizer", "must be given with stop_strings", None, remedy)
+        criterion = compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
+        others = request.arguments.get("stopping_criteria") or []
+        criteria = {"stopping_criteria": compat.merged_criteria(request.model, criterion, others)}
+        left_out.append("stop_strings")
+    values = _replaced_values(request)
+    if "use_cache" in values and torch.is_autocast_enabled(compat.input_device(request.model).type):
+        left_out.append("cache_implementation")
+        values.pop("cache_implementation", None)
+    arguments = request.without(*left_out) | criteria | values
+    arguments.pop("tokenizer", None)
+    return arguments
+
+
+def _replaced_values(request: Request) -> dict[str, Any]:
+    """Values that take the place of the caller's.
+
+    Lengths are integers of Python: NumPy's and tensors have no `bit_length`, which buffers ask for. Tensors are on the
+    target's device where the call moves it. A cache is kept where only the model's own configuration says not to, as
+    MPT's checkpoints do, and a static one is called by its usual name.
+    """
+    arguments = request.arguments
+    values: dict[str, Any] = {}
+    if "target" in request.config.device_lists:
+        device = compat.input_device(request.model)
+        values = {name: v.to(device) for name, v in arguments.items() if isinstance(v, torch.Tensor)}
+    values |= {name: operator.index(v) for name in LENGTHS if (v := arguments.get(name)) is not None}
+    if request.setting("cache_implementation") in compat.STATIC_NAMES:
+        values["cache_implementation"] = "static"
+    if request.setting("use_cache") is False and request.is_models_default("use_cache"):
+        values["use_cache"] = True
+    return values
+
+
+def _place_models(request: Request, *, has_begun: bool = False) -> None:
+    """Put the models where the configuration's device lists say.
+
+    A draft head without a list goes where the target reads its inputs.
+
+    Args:
+        has_begun: whether the call has begun, so that the target cannot be moved any more.
+
+    Raises:
+        ConfigError: a device that is not here, or a model that cannot be put there.
+    """
+    model, draft, lists = request.model, request.assistant_model, request.config.device_lists
+    target_devices, field = lists.get("target"), request.config.device_fields.get("target", "")
+    if target_devices is not None and has_begun and not is_placed(model, read_devices(target_devices, field)):
+        remedy = "Enable the model, so that generate moves it, or move it first."
+        raise ConfigError(field, "must name where the target is with custom_generate", target_devices, remedy)
+    if draft is not None and not isinstance(draft, DraftHead):
+        move_pair(model, draft, target_devices=target_devices, draft_devices=lists.get("draft"))
+        return
+    if draft is not None:
+        place_head(draft, model, request.config)
+    if target_devices is not None:
+        move(model, target_devices, field)
+
+
+def _unwrapped(
+    inner: Generate, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Generate, tuple[Any, ...], dict[str, Any]]:
+    """The call without `functools.partial` around it, so that what that sets is checked too."""
+    while isinstance(inner, functools.partial):
+        partial: functools.partial[Any] = inner
+        inner, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
+    return inner, args, dict(kwargs)

@@ -1,0 +1,164 @@
+"""Refusals of arguments that have no speculative form, before anything is prepared or computed."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec import compat
+from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
+from hf_specdec.call.request import Request
+from hf_specdec.compat.rotary import position_limit
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.registry import METHODS
+
+CACHES = (None, "dynamic", "static", "hybrid", *compat.STATIC_NAMES)  # transformers takes "hybrid" for no choice
+LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
+INSTEAD = {
+    "use_mtp": 'Use spec_method="mtp" in its place.',
+    "speculation_type": 'Use spec_method="dflash" in its place.',
+    "assistant_ensemble_weight": "Blended probabilities would give other texts.",
+    "num_assistant_tokens_schedule": "Drafts end by their confidence_threshold here; 0.0 keeps their length.",
+    "assistant_lookbehind": "Drafts are translated from the last word boundary here.",
+    "target_lookbehind": "Drafts are translated from the last word boundary here.",
+}
+
+
+def check_settings(request: Request) -> None:
+    """Refuse decoding modes that have no speculative form.
+
+    Raises:
+        ConfigError: names the first setting that asks for one.
+    """
+
+    def refuse(name: str, rule: str, instead: object) -> None:
+        configured = f"A generation configuration sets it: pass {name}={instead!r}, or change it there."
+        passed = f"Pass {name}={instead!r}, or spec_method=None for this call."
+        remedy = passed if name in request.arguments else f"{configured} Or pass spec_method=None."
+        raise ConfigError(name, f"must be {rule}", request.setting(name), remedy)
+
+    for name in LENGTHS:
+        if (length := request.setting(name)) is not None and not _is_whole(length):
+            remedy = "Write 64, without quotes or a decimal point."
+            raise ConfigError(name, "must be a whole number", length, remedy)
+    if (request.setting("num_beams") or 1) > 1:
+        refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
+    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
+        if request.setting(name):
+            refuse(name, "unset with spec_method", None)
+    if request.setting("cache_implementation") not in CACHES:
+        refuse("cache_implementation", 'unset, "dynamic" or "static" with spec_method', "dynamic")
+
+
+def passed_objects(request: Request) -> None:
+    """Refuse a streamer that is none, another decoding loop, and drafts that the method does not draft with."""
+    arguments = request.arguments
+    if (custom := arguments.get("custom_generate")) is not None:
+        remedy = "Leave out one of the two for this call."
+        raise ConfigError("custom_generate", "must be unset with spec_method", custom, remedy)
+    streamer = arguments.get("streamer")
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        remedy = "Pass a transformers streamer, such as TextStreamer(tokenizer)."
+        raise ConfigError("streamer", "must have the methods put and end", type(streamer).__name__, remedy)
+    if (assistant := arguments.get("assistant_model")) is not None:
+        method = assistant.methods[0] if isinstance(assistant, DraftHead) else "draft_model"
+        remedy = f'Use spec_method="{method}" or "auto", which draft with it. Or pass spec_method=None.'
+        raise ConfigError("assistant_model", "must be unset with this spec_method", type(assistant).__name__, remedy)
+    if arguments.get("synced_gpus"):
+        remedy = "Pass spec_method=None for this call."
+        raise ConfigError("synced_gpus", "must be False with spec_method", True, remedy)
+
+
+def check_taken(request: Request) -> None:
+    """Refuse transformers' arguments of assisted generation that the method does not take over.
+
+    Raises:
+        ConfigError: names the first of them, and the method that takes it.
+    """
+    method = request.method
+    for name in ASSISTED_ARGUMENTS:
+        value = request.setting(name) if name in MODES else request.arguments.get(name)
+        if name in method.config_class.transformers_arguments or value is None or value is False:
+            continue
+        unset = f"pass {name}=None, as a generation configuration sets it, or change it there"
+        left_out = "leave it out" if name in request.arguments else unset
+        drafting = f'spec_method="{method.name}"' if method.name else "a drafter of your own"
+        remedy = f"{_instead(name)} Else {left_out}, or pass spec_method=None."
+        raise ConfigError(name, f"must be unset with {drafting}", value, remedy)
+    if (tokenizer := request.arguments.get("assistant_tokenizer")) is not None:
+        rule, remedy = "must come with an assistant_model", "Leave it out, or add one."
+        raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, remedy)
+
+
+def check_no_choice(arguments: Mapping[str, Any]) -> None:
+    """Refuse transformers' own speculation with `custom_generate`, in whose place that would be.
+
+    Args:
+        arguments: of a call without a method.
+
+    Raises:
+        ConfigError: names the first argument that asks for it.
+    """
+    for name in CHOICES:
+        if arguments.get(name):
+            remedy = f"{_instead(name)} Or leave out custom_generate."
+            raise ConfigError(name, "must come with a spec_method in custom_generate", arguments[name], remedy)
+
+
+def _instead(name: str) -> str:
+    """Remedy for an argument of transformers' that a call's method does not take."""
+    takers = " or ".join(f'"{m.name}"' for m in METHODS.values() if name in m.config_class.transformers_arguments)
+    return f"Use spec_method={takers}, which takes it." if takers else INSTEAD[name]
+
+
+def prompt(request: Request) -> None:
+    """Refuse prompts that the model cannot read."""
+    arguments = request.arguments
+    ids = arguments.get("input_ids") if arguments.get("inputs") is None else arguments["inputs"]
+    check_prompt(request.model, ids, has_embeddings=arguments.get("inputs_embeds") is not None)
+
+
+def check_prompt(model: PreTrainedModel, ids: Any, *, has_embeddings: bool, of_decoder: bool = False) -> None:
+    """Refuse token ids that the model cannot read; `(batch, length)`.
+
+    Args:
+        of_decoder: whether the decoder reads the ids, where the model has an encoder.
+
+    Raises:
+        ConfigError: they are no token ids, or not this model's, or more than it has positions for.
+    """
+    if ids is not None and not isinstance(ids, torch.Tensor):
+        remedy = 'For text, generate(**tokenizer(text, return_tensors="pt"), ...).'
+        raise ConfigError("input_ids", "must be a tensor", type(ids).__name__, remedy)
+    if ids is None or (ids.is_floating_point() and model.main_input_name != "input_ids"):
+        return  # sound or images
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ConfigError("input_ids", "must be torch.int64 or torch.int32", ids.dtype, "Write input_ids.long().")
+    if ids.dim() < 2:
+        raise ConfigError("input_ids", "must be of shape (batch, length)", tuple(ids.shape), "Write input_ids[None].")
+    if ids.dim() > 2 or (ids.numel() == 0 and has_embeddings):
+        return
+    if ids.numel() == 0:
+        raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put one in the prompt.")
+    largest, smallest = int(ids.max()), int(ids.min())
+    rows = compat.num_embeddings(model, of_decoder=of_decoder)
+    if smallest < 0 or (rows is not None and largest >= rows):
+        rule = f"must be at least 0 and below {rows} (the tokens that the model embeds)"
+        wrong = smallest if smallest < 0 else largest
+        raise ConfigError("input_ids", rule, wrong, "Use the model's own tokenizer.")
+    positions = None if model.config.is_encoder_decoder else position_limit(model, reach=ids.shape[1])
+    if positions is not None:
+        rule = f"must be at most {positions} tokens long (the model's max_position_embeddings)"
+        raise ConfigError("input_ids", rule, ids.shape[1], "Shorten the prompt, or use a model with more positions.")
+
+
+def _is_whole(value: Any) -> bool:
+    """Returns whether Python takes a value as an integer, as it does a tensor of one."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
