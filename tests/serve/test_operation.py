@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from hf_specdec.tools.serve.engine import _Feed
+from hf_specdec.tools.serve.answer import Answer
 from hf_specdec.tools.serve.metrics import HISTOGRAMS
 from tests.serve.conftest import NAME, serving
 from tests.serve.test_server import GREEDY, PROMPTS, expected, streaming
@@ -74,8 +74,8 @@ def test_clients_that_hang_up_free_their_places(
     target: Any, chat_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, num_clients: int
 ) -> None:
     seen: list[int] = []
-    real = _Feed.__call__
-    monkeypatch.setattr(_Feed, "__call__", lambda self, ids, *_, **__: seen.append(1) or real(self, ids, None))
+    real = Answer.__call__
+    monkeypatch.setattr(Answer, "__call__", lambda self, ids, *_, **__: seen.append(1) or real(self, ids, None))
     with serving(target, chat_tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
         body = json.dumps({"model": NAME, "prompt": PROMPTS[0], "max_tokens": 1500, "spec_method": "plain"})

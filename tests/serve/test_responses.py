@@ -194,8 +194,8 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "none"}}
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "`input.0.content` must hold text alone, but is {'type': 'input_image'}",
-            "input.0",
+            "messages.0.content.0.type: Input should be 'text'",
+            "messages.0.content",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools.0.function.name: Field required", "tools.0"),
         ({"tool_choice": "required"}, "tool_choice must be one of tools", None),

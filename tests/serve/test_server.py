@@ -120,17 +120,19 @@ def test_a_seed_gives_plain_generation_s_sample(client: openai.OpenAI, target: A
     ],
     ids=["sampled", "with penalties"],
 )
-def test_log_probabilities_are_the_model_s_own(
+def test_log_probabilities_are_those_before_temperature_and_filters(
     client: openai.OpenAI, target: Any, chat_tokenizer: Any, options: dict[str, Any], is_streamed: bool
 ) -> None:
-    """Before temperature, penalties and bias, whose tokens they are nonetheless."""
+    """And after penalties and bias."""
     kwargs: dict[str, Any] = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
     if "logit_bias" in options:
         kwargs = {"do_sample": False, "sequence_bias": [[[70], 4.0]], "repetition_penalty": 1.3}
     ids = chat_tokenizer(CHAT_PROMPT, return_tensors="pt").input_ids
     torch.manual_seed(5)
-    output = plain(target, ids, max_new_tokens=12, return_dict_in_generate=True, output_logits=True, **kwargs)
-    tokens, logprobs = output.sequences[0, ids.shape[1] :].tolist(), torch.cat(output.logits).log_softmax(dim=-1)
+    kwargs |= {"max_new_tokens": 12, "return_dict_in_generate": True, "output_logits": True, "output_scores": True}
+    output = plain(target, ids, **kwargs)
+    rows = output.logits if kwargs["do_sample"] else output.scores
+    tokens, logprobs = output.sequences[0, ids.shape[1] :].tolist(), torch.cat(rows).log_softmax(dim=-1)
     options = {"model": NAME, "max_tokens": 12, "logprobs": True, "top_logprobs": 3, "stream": is_streamed, **options}
     answer: Any = client.chat.completions.create(messages=MESSAGES, **options)
     columns = [event.choices[0].logprobs for event in (answer if is_streamed else [answer])]

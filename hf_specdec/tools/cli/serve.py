@@ -5,11 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-import hf_specdec
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.cli.models import load, remembering
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
 from hf_specdec.tools.cli.spread import spread
@@ -95,8 +93,6 @@ def serve(
         raise ConfigError("spec_memory", "must come with --memory shared", str(method.spec_memory), remedy)
     target = load(loading, method)
     spec_method, config = target.kwargs["spec_method"], target.kwargs.get("spec_config")
-    if spec_method is not None and method.has_config:  # the most that requests may ask for
-        hf_specdec.enable(target.model, **dict.fromkeys(resolve(spec_method).config_arguments[:1], config))
     reader = RequestReader(
         target.model,
         target.tokenizer,

@@ -13,15 +13,16 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException as RouteError
 from starlette.requests import ClientDisconnect
 
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.errors import QueueFullError, SpecError, shown
-from hf_specdec.tools.serve.engine import Answer
+from hf_specdec.tools.serve.answer import Answer, Delta
 from hf_specdec.tools.serve.metrics import Metrics
 from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, SamplingRequest
-from hf_specdec.tools.serve.reply import AnswerText, Delta, Reply
+from hf_specdec.tools.serve.reply import Reply
 from hf_specdec.tools.serve.requests import RequestReader
 from hf_specdec.tools.serve.responses import ResponsesReply, ResponsesRequest
 
@@ -81,83 +82,56 @@ def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[s
         server.check_name(name)
         return model
 
-    routes.post("/v1/chat/completions")(server.chat)
-    routes.post("/v1/completions")(server.complete)
-    routes.post("/v1/responses")(server.respond)
+    @routes.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await server.respond(request, ChatRequest.model_validate_json(await request.body()), Reply)
+
+    @routes.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await server.respond(request, CompletionRequest.model_validate_json(await request.body()), Reply)
+
+    @routes.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        body = ResponsesRequest.model_validate_json(await request.body())
+        return await server.respond(request, body.as_chat(), functools.partial(ResponsesReply, body))
+
     app.include_router(routes)
     return app
 
 
 class _Server:
-    """Answers requests for completions and responses."""
+    """Answers requests, each by its place in the batch."""
 
     def __init__(self, batch: SharedBatch, reader: RequestReader, metrics: Metrics) -> None:
         self.batch, self.reader, self.metrics = batch, reader, metrics
+        self._watchers = set[asyncio.Task[None]]()
 
     def check_name(self, name: str) -> None:
         """Raise HTTPException unless it is the model's."""
         if name != self.reader.name:
             raise HTTPException(404, f"the model {name!r} does not exist; there is {self.reader.name!r}")
 
-    async def chat(self, request: Request) -> Response:
-        """Answer `/v1/chat/completions`."""
-        return await self._answer(request, ChatRequest.model_validate_json(await request.body()), Reply)
-
-    async def complete(self, request: Request) -> Response:
-        """Answer `/v1/completions`."""
-        return await self._answer(request, CompletionRequest.model_validate_json(await request.body()), Reply)
-
-    async def respond(self, request: Request) -> Response:
-        """Answer `/v1/responses`."""
-        body = ResponsesRequest.model_validate_json(await request.body())
-        return await self._answer(request, body.as_chat(), functools.partial(ResponsesReply, body))
-
-    async def _answer(self, request: Request, body: SamplingRequest, make_reply: Callable[..., Reply]) -> Response:
+    async def respond(self, request: Request, body: SamplingRequest, make_reply: Callable[..., Reply]) -> Response:
+        """Answer a request, streamed or whole; one whose client disconnects leaves the batch."""
         started = time.perf_counter()
         self.check_name(body.model)
         inputs = await asyncio.to_thread(self.reader.read, body, request.state.api_key)
-        prompt_ids = inputs["input_ids"][0].tolist()
-        text = AnswerText(self.reader, body, prompt_ids, inputs["max_new_tokens"])
-        reply = make_reply(body, text, len(prompt_ids))
-        answer = Answer(self.batch, inputs, self.reader.tokenizer)
-        self.metrics.add("prompt_tokens", len(prompt_ids))
-        deltas = self._deltas(answer, text, started)
-        if body.stream:
-            return _EventStream(answer, _events(answer, reply, deltas))
+        answer = Answer(self.batch, self.reader, body, inputs)
+        self.metrics.add("prompt_tokens", answer.prompt_tokens)
         watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
-        try:
-            async for _ in deltas:
-                pass
-        finally:
-            watcher.cancel()
-            answer.cancel()
-        document = reply.whole(answer.result).model_dump_json(exclude_unset=True, by_alias=True)
-        return Response(document, media_type="application/json")
+        self._watchers.add(watcher)  # the loop refers to tasks weakly
+        watcher.add_done_callback(self._watchers.discard)
+        reply, deltas = make_reply(body, answer), self._deltas(answer, started)
+        if body.stream:
+            return StreamingResponse(_events(reply, deltas), media_type="text/event-stream")
+        async for _ in deltas:
+            pass
+        return Response(to_json(reply.whole(), inf_nan_mode="null"), media_type="application/json")
 
-    async def _deltas(self, answer: Answer, text: AnswerText, started: float) -> AsyncIterator[Delta]:
-        """Yield what is certain of the answer, counted; it ends with as many calls as it may have."""
-        first = 0.0
-        async for new in answer:
-            first = first or time.perf_counter()
-            yield text.push(new)
-            if text.is_complete:
-                answer.end()
-        yield text.end(answer.result.token_ids)
-        self.metrics.add_answer(answer.result, text.finish_reason, started, first)
-
-
-class _EventStream(StreamingResponse):
-    """Sends the events of an answer, which ends where they cannot be sent any more, be it the first of them."""
-
-    def __init__(self, answer: Answer, events: AsyncIterator[str]) -> None:
-        super().__init__(events, media_type="text/event-stream")
-        self._answer = answer
-
-    async def __call__(self, *args: Any) -> None:
-        try:
-            await super().__call__(*args)
-        finally:
-            self._answer.cancel()
+    async def _deltas(self, answer: Answer, started: float) -> AsyncIterator[Delta]:
+        async for delta in answer.deltas():
+            yield delta
+        self.metrics.add_answer(answer.result, answer.finish_reason, started, answer.first_token_time)
 
 
 async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
@@ -166,14 +140,14 @@ async def _cancel_on_disconnect(request: Request, answer: Answer) -> None:
     answer.cancel()
 
 
-async def _events(answer: Answer, reply: Reply, deltas: AsyncIterator[Delta]) -> AsyncIterator[str]:
+async def _events(reply: Reply, deltas: AsyncIterator[Delta]) -> AsyncIterator[str]:
     """Yield server-sent events."""
     try:
         yield reply.first_events()
         async for delta in deltas:
             if delta:
-                yield reply.event(delta)
-        yield reply.last_events(answer.result)
+                yield reply.events(delta)
+        yield reply.last_events()
     except Exception as error:
         status, described = _described(error)
         if status == 500:

@@ -1,11 +1,12 @@
 """Reasoning and tool calls in a model's text, by the response templates of transformers."""
 
-import functools
 import json
+import re
 import string
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers.cli.serving.utils import get_response_template
@@ -28,7 +29,8 @@ HERMES = {
         "content": {},
     },
 }
-# Characters of markers, and what stands for them in strings: code points that no text uses.
+STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.|\\\Z)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+# Characters of markers, and what stands for them in strings of JSON: code points that no text uses.
 HIDDEN = {ord(char): 0x10F000 + ord(char) for char in set(string.punctuation) - set('"\\_-.')}
 SHOWN = {hidden: char for char, hidden in HIDDEN.items()}
 
@@ -39,22 +41,23 @@ class ChatFormat:
 
     Attributes:
         fields (`dict`): those of `template`, a response template of transformers.
+        special (`dict[int, str]`): special tokens and their texts.
     """
 
     tokenizer: Any
     template: dict[str, Any]
     fields: dict[str, dict[str, Any]]
+    special: dict[int, str]
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> "ChatFormat":
         """Take the tokenizer's own template, transformers' for the model's type, or what the chat template shows."""
         template: Any = get_response_template(tokenizer, model) or HERMES
         text = f"{tokenizer.chat_template} {' '.join(tokenizer.get_added_vocab())}"
-        shown = {"reasoning_content": THINK in text, "tool_calls": CALL in text}
-        fields = {
-            name: field for name, field in template["fields"].items() if template is not HERMES or shown.get(name, True)
-        }
-        return cls(tokenizer, template, fields)
+        is_shown = {"reasoning_content": THINK in text, "tool_calls": CALL in text} if template is HERMES else {}
+        fields = {name: field for name, field in template["fields"].items() if is_shown.get(name, True)}
+        special = {token: added.content for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        return cls(tokenizer, template, fields, special)
 
     @property
     def call_fields(self) -> frozenset[str]:
@@ -76,12 +79,13 @@ class ChatFormat:
         fields = {name: field for name, field in self.fields.items() if tools or name not in self.call_fields}
         if fields.keys() <= {"content"}:
             return ChatParser()
-        prompt = self.tokenizer.decode(prompt_ids)
-        template = {**self.template, "fields": fields}
-        parser = self.tokenizer.get_response_parser(template, prefix=prompt, tools=list(tools))
+        template, prompt = {**self.template, "fields": fields}, self.tokenizer.decode(prompt_ids)
+        return ChatParser(self.tokenizer.get_response_parser(template, prefix=prompt, tools=list(tools)), fields)
+
+    def skipped(self, fields: dict[str, Any]) -> frozenset[int]:
+        """Return the special tokens that are no part of a text, since no marker of the fields holds them."""
         marks = str(fields).replace("\\", "")
-        special = ((token, str(self.tokenizer.decode([token])).strip()) for token in self.tokenizer.all_special_ids)
-        return ChatParser(parser, fields, frozenset(token for token, text in special if text not in marks))
+        return frozenset(token for token, text in self.special.items() if text.strip() not in marks)
 
 
 class ChatParser:
@@ -90,23 +94,20 @@ class ChatParser:
     Args:
         parser: of transformers; by default all is text.
         fields: of its response template.
-        skipped: tokens that are left out of the text; by default all special ones.
 
     Attributes:
         num_calls (`int`): calls so far.
     """
 
-    def __init__(
-        self, parser: Any = None, fields: dict[str, Any] | None = None, skipped: frozenset[int] | None = None
-    ) -> None:
-        self._parser, self.skipped = parser, skipped
-        self._json_fields = {
+    def __init__(self, parser: Any = None, fields: dict[str, Any] | None = None) -> None:
+        self._parser, self.fields = parser, fields or {}
+        self._json_fields = {  # with quotes of JSON
             name
-            for name, field in (fields or {}).items()
+            for name, field in self.fields.items()
             if field.get("content") == "json" and "string_delims" not in field.get("content_args", {})
         }
         self._field, self._body = "content", ""  # of the region that is open
-        self._json = _JsonScanner()
+        self._text = self._opening = ""  # text that was not fed, and a bracket before it that was fed
         self.num_calls = 0
 
     def push(self, text: str, *, is_end: bool = False, is_cut: bool = False) -> dict[str, Any]:
@@ -116,23 +117,32 @@ class ChatParser:
             is_cut (`bool`, *optional*, defaults to `False`): whether the model would have written more.
         """
         delta: dict[str, Any] = {}
-        while text and self._parser is not None:
-            piece, text = self._next_piece(text)
-            self._take(delta, functools.partial(self._parser.feed, piece))
-            if piece in "{[" and self._field in self._json_fields and not self._json.depth:
-                self._json.depth = 1  # a marker was complete only with what follows it
+        self._text += text
+        while self._parser is not None and (piece := self._next_piece(is_end)):
+            self._take(delta, partial(self._parser.feed, piece))
+            if piece in "{[" and self._field in self._json_fields:  # which completed a marker
+                self._opening = piece
         if is_end and self._parser is not None:
             self._take(delta, lambda: self._parser.finalize()[1], is_cut=is_cut)
         if self._parser is None:
-            _add(delta, "content", text)
+            _add(delta, "content", self._text)
+            self._text = ""
         return delta
 
-    def _next_piece(self, text: str) -> tuple[str, str]:
-        """Cut off what is fed next: JSON of a call with its strings hidden, or text up to where JSON may begin."""
-        if self._json.depth or (self._field in self._json_fields and text[0] in "{["):
-            return self._json.hide(text)
-        place = next((place for place, char in enumerate(text) if char in "{["), len(text)) or 1
-        return text[:place], text[place:]
+    def _next_piece(self, is_end: bool) -> str:
+        """Cut off what is fed next: whole JSON of a call, markers in its strings hidden, or text up to a bracket."""
+        text = self._opening + self._text
+        if self._field in self._json_fields and text.startswith(("{", "[")):
+            if not (size := _json_size(text)) and not is_end:
+                return ""
+            size = size or len(text)
+            piece = STRING_OR_BRACKET.sub(_without_markers, text[:size])[len(self._opening) :]
+            self._opening = ""
+        else:
+            size = next((place for place, char in enumerate(text) if char in "{["), len(text)) or 1
+            piece = text[:size]
+        self._text = text[size:]
+        return piece
 
     def _take(self, delta: dict[str, Any], read: Callable[[], Any], *, is_cut: bool = False) -> None:
         """Add the events that the parser reads to a delta."""
@@ -169,37 +179,24 @@ class ChatParser:
             self.num_calls += 1
 
 
-class _JsonScanner:
-    """Follows JSON to its end, and hides the characters of markers in its strings.
-
-    Attributes:
-        depth (`int`): objects and lists that are open.
-    """
-
-    def __init__(self) -> None:
-        self.depth, self._in_string, self._is_escaped = 0, False, False
-
-    def hide(self, text: str) -> tuple[str, str]:
-        """Return the JSON in a text with its strings hidden, and what follows its end."""
-        parts = []
-        for place, char in enumerate(text, 1):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._in_string:
-                self._in_string, self._is_escaped = char != '"', char == "\\"
-                char = char.translate(HIDDEN)
-            else:
-                self._in_string = char == '"'
-                self.depth += (char in "{[") - (char in "}]")
-            parts.append(char)
-            if not self.depth:
-                return "".join(parts), text[place:]
-        return "".join(parts), ""
-
-
 def _add(delta: dict[str, Any], name: str, text: str) -> None:
     if text:
         delta[name] = delta.get(name, "") + text
+
+
+def _json_size(text: str) -> int | None:
+    """Return the length of the JSON that a text begins with; `None` where it goes on."""
+    depth = 0
+    for match in STRING_OR_BRACKET.finditer(text):
+        depth += (match[0] in ("{", "[")) - (match[0] in ("}", "]"))
+        if not depth:
+            return match.end()
+    return None
+
+
+def _without_markers(match: re.Match[str]) -> str:
+    """Hide the characters of markers in a string; brackets stay."""
+    return match[0] if len(match[0]) == 1 else match[0].translate(HIDDEN)
 
 
 def _calls(value: Any) -> list[tuple[str, str]] | None:
@@ -207,10 +204,8 @@ def _calls(value: Any) -> list[tuple[str, str]] | None:
     calls = []
     for call in value if isinstance(value, list) else [value]:
         call = call.get("function", call) if isinstance(call, dict) else {}
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        name, arguments = call["name"], call.get("arguments", {})
-        if not isinstance(arguments, dict):
+        name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
         calls.append((name.translate(SHOWN), json.dumps(arguments, ensure_ascii=False).translate(SHOWN)))
     return calls

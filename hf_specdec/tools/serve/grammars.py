@@ -1,4 +1,4 @@
-"""Grammars of requests: answers in JSON, and calls in JSON between `<tool_call>` and `</tool_call>`."""
+"""Grammars of requests: answers in JSON, or calls in JSON between `<tool_call>` and `</tool_call>`."""
 
 import json
 import re
@@ -38,12 +38,9 @@ def answer_grammar(
         MissingExtraError: llguidance is not installed.
     """
     added: dict[str, int] = tokenizer.get_added_vocab()
-    rules = [f"call_{number}: {_call(tool['function'], added)}" for number, tool in enumerate(tools)]
-    answers = []
-    if schema is not None:
-        answers.append(f"%json {json.dumps(schema)}")
+    rules, answers = [], [] if schema is None else [f"%json {json.dumps(schema)}"]
     if tools:
-        rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}")
+        rules.append(f"call: {' | '.join(_call(tool['function'], added) for tool in tools)}")
         answers.append('call ("\\n" call)*' if many else "call")
     start = " | ".join(answers)
     if after_text:

@@ -1,37 +1,30 @@
-"""The bodies of completions, as OpenAI's clients send them, checked.
+"""The fields of requests as OpenAI's clients send them, checked. Any other field is refused by its name, unless null.
 
-The openai package types requests as all that OpenAI serves, with lists that are read once. These models hold what is
-obeyed here, with openai's types inside: any other field is refused by its name, unless its value is `null`.
+The openai package types requests as all that OpenAI serves, so these models hold what is obeyed here.
 """
 
 from typing import Annotated, Any, Literal, Self
 
-from openai.types.chat import (
-    ChatCompletionFunctionTool,
-    ChatCompletionMessageFunctionToolCall,
-    ChatCompletionNamedToolChoiceParam,
-)
+from openai.types.chat import ChatCompletionFunctionTool, ChatCompletionNamedToolChoiceParam
 from openai.types.shared import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    Json,
     StrictInt,
-    field_validator,
     model_validator,
 )
-from pydantic_core import from_json
 
 from hf_specdec.engine.sampling.grammar import COMPACT
-from hf_specdec.errors import shown
 from hf_specdec.methods.common.config import LEAST_TEMPERATURE
 
 MAX_LOGPROBS = 20  # of OpenAI's API
 Bias = Annotated[float, Field(ge=-100, le=100)]  # likewise
 MAX_TOKENS = AliasChoices("max_tokens", "max_completion_tokens", "max_output_tokens")
-StopString = Annotated[str, Field(max_length=1000)]
 ResponseFormat = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
 
 
@@ -53,20 +46,39 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class TextPart(Body):
-    """A piece of a message."""
+class TextPart(BaseModel):
+    """A piece of a message, or of an item of a response."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text", "reasoning_text"]
     text: str
+
+
+def _joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class FunctionCall(BaseModel):
+    """The function that an answer called."""
+
+    name: str
+    arguments: Json[dict[str, Any]]
+
+
+class ToolCall(BaseModel):
+    """A call of an earlier answer."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
 
 
 class Message(Body):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = ""
+    content: Annotated[str | list[TextPart], AfterValidator(_joined)] = ""
     name: str | None = None
-    tool_calls: list[ChatCompletionMessageFunctionToolCall] = []
+    tool_calls: list[ToolCall] = []
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -79,29 +91,25 @@ class Message(Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it.
+        """Return the message as chat templates read it."""
+        return {"content": "", **self.model_dump(exclude_defaults=True)}
 
-        Raises:
-            ValueError: the arguments of a call are no JSON object.
-        """
-        message = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != []}
-        for call in (call["function"] for call in message.get("tool_calls", ())):
-            text = call["arguments"]
-            try:
-                call["arguments"] = from_json(text)
-            except ValueError:
-                call["arguments"] = None
-            if not isinstance(call["arguments"], dict):
-                raise ValueError(f"arguments of tool_calls must be a JSON object, but are {shown(text)}")
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {**message, "content": text}
+
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _not_tiny(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
+    return temperature
 
 
 class SamplingRequest(Body):
     """Fields of all requests. `user` and what follows it is taken and not kept."""
 
     model: str
-    temperature: float | None = Field(None, ge=0, le=2)
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)] | None = None
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -109,34 +117,20 @@ class SamplingRequest(Body):
     logit_bias: dict[int, Bias] = {}
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     max_tokens: int | None = Field(None, ge=1, validation_alias=MAX_TOKENS)
-    stop: list[StopString] = Field([], max_length=16)
+    stop: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=16), BeforeValidator(_as_list)] = []
     stream: bool = False
     spec_method: str | None = None
-    spec_config: dict[str, Any] | list[Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _as_list(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop
-
-    @field_validator("temperature")
-    @classmethod
-    def _is_not_tiny(cls, temperature: float | None) -> float | None:
-        if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
-            raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
-        return temperature
-
     def sampling(self) -> dict[str, Any]:
         """Return arguments of `generate`. Temperature 0 is greedy; `None` leaves it to the model's configuration."""
-        names = ["repetition_penalty"]
-        if self.temperature != 0:
-            names += ["temperature", "top_p", "top_k", "min_p"]
-        kwargs = {name: value for name in (*names, "seed") if (value := getattr(self, name)) is not None}
+        filters = () if self.temperature == 0 else ("temperature", "top_p", "top_k", "min_p")
+        names = {"repetition_penalty", "seed", *filters}
+        kwargs = self.model_dump(include=names, exclude_none=True)
         if self.temperature is not None:
             kwargs["do_sample"] = self.temperature > 0
         if self.logit_bias:

@@ -6,34 +6,30 @@ It keeps no responses: a client sends the items of earlier ones in `input`.
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.errors import ConfigError
+from hf_specdec.tools.serve.answer import Answer, Delta
 from hf_specdec.tools.serve.protocol import Body, ChatRequest, SamplingRequest
-from hf_specdec.tools.serve.reply import AnswerText, Delta, Reply
+from hf_specdec.tools.serve.reply import Reply, sent_event
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items' ids
 PARTS: dict[str, dict[str, Any]] = {  # of an item's text
     "reasoning": {"type": "reasoning_text"},
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
 }
-EVENTS = {
-    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
-}
 
 
 class TextOptions(Body):
     """Options of an answer's text."""
 
-    format: dict[str, Any] = Field(default={"type": "text"})
+    format: dict[str, Any] = Field({"type": "text"})
 
 
 class ResponsesRequest(SamplingRequest):
-    """The body of `/v1/responses`. Tools and formats are checked as those of a chat."""
+    """The body of `/v1/responses`. Messages, tools and formats are checked as those of a chat."""
 
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
@@ -70,20 +66,20 @@ class ResponsesRequest(SamplingRequest):
             last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
             match {"type": "message", **item}:
                 case {"type": "message", "role": "assistant", "content": content} if last and not last["content"]:
-                    last["content"] = _joined(content, number)
+                    last["content"] = content
                 case {"type": "message", "role": role, "content": content}:
-                    messages.append({"role": role, "content": _joined(content, number)})
+                    messages.append({"role": role, "content": content})
                 case {"type": "reasoning"}:
-                    text = _joined(item.get("content") or [], number)
+                    parts = item.get("content") or []
+                    text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
                     messages.append({"role": "assistant", "content": "", "reasoning_content": text})
                 case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
                     if last is None:
                         messages.append(last := {"role": "assistant", "content": ""})
-                    function = {"name": name, "arguments": arguments}
-                    call = {"id": call_id, "type": "function", "function": function}
+                    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
                     last.setdefault("tool_calls", []).append(call)
                 case {"type": "function_call_output", "call_id": call_id, "output": output}:
-                    messages.append({"role": "tool", "tool_call_id": call_id, "content": _joined(output, number)})
+                    messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
                 case _:
                     rule = f"must be a whole {', '.join(PREFIXES)} or function_call_output"
                     raise ConfigError(f"input.{number}", rule, item, "The server keeps no items of earlier responses.")
@@ -95,20 +91,6 @@ def _nested(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def _joined(content: Any, number: int) -> Any:
-    """Join the pieces of an item's text."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        match part:
-            case {"type": "input_text" | "output_text" | "reasoning_text", "text": str(text)}:
-                texts.append(text)
-            case _:
-                raise ConfigError(f"input.{number}.content", "must hold text alone", part, "Leave other parts out.")
-    return "".join(texts)
-
-
 class ResponsesReply(Reply):
     """The response to one request, of items that follow one another: reasoning, a message, calls.
 
@@ -116,15 +98,14 @@ class ResponsesReply(Reply):
         request: whose `body` is the chat.
     """
 
-    def __init__(self, request: ResponsesRequest, body: ChatRequest, answer: AnswerText, prompt_tokens: int) -> None:
-        super().__init__(body, answer, prompt_tokens)
+    def __init__(self, request: ResponsesRequest, body: ChatRequest, answer: Answer) -> None:
+        super().__init__(body, answer)
         excluded = {"input", "stream", "include", "chat_template_kwargs", "max_tokens"}
-        fields = request.model_dump(exclude_unset=True, exclude=excluded)
         self._output: list[dict[str, Any]] = []  # the last item is open
         self._response = {
             "parallel_tool_calls": True,
             "tool_choice": "auto",
-            **fields,
+            **request.model_dump(exclude_unset=True, exclude=excluded),
             "max_output_tokens": request.max_tokens,
             "tools": [{"parameters": None, "strict": None, **tool} for tool in request.tools],
             "id": _new_id("resp"),
@@ -136,31 +117,36 @@ class ResponsesReply(Reply):
         }
         self._num_events = 0
 
-    def whole(self, result: ManyResult) -> BaseModel:
+    def whole(self) -> dict[str, Any]:
         """Return the response in one piece."""
-        self.event(self.answer.message)
-        self.last_events(result)
-        return Response.model_validate(self._response)
+        self.events(self.answer.message)
+        self.last_events()
+        return self._response
 
     def first_events(self) -> str:
         """Return the events that open the response."""
         names = ("response.created", "response.in_progress")
         return "".join(self._event(name, response=self._response) for name in names)
 
-    def event(self, delta: Delta, finish_reason: str | None = None) -> str:
+    def events(self, delta: Delta, finish_reason: str | None = None) -> str:
         """Return the events of what is certain now."""
-        return "".join(self._events(delta))
+        texts = {"reasoning": delta.get("reasoning_content"), "message": delta.get("content")}
+        events = [event for kind, text in texts.items() if text for event in self._text_events(kind, text)]
+        for call in delta.get("tool_calls", ()):
+            events += self._begin_item("function_call", {"call_id": call["id"], **call["function"], "arguments": ""})
+            self._output[-1]["arguments"] = arguments = call["function"]["arguments"]
+            events.append(self._item_event("response.function_call_arguments.delta", delta=arguments))
+        return "".join(events)
 
-    def last_events(self, result: ManyResult) -> str:
+    def last_events(self) -> str:
         """Return the events that end the response."""
         is_cut = self.answer.finish_reason == "length"
-        status = "incomplete" if is_cut else "completed"
+        status, usage = "incomplete" if is_cut else "completed", self.usage()
         ending = "".join(self._end_item(status))
-        usage = self.usage(result)
         self._response |= {"status": status, "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None}
         self._response["usage"] = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cache_write_tokens": 0, **usage["prompt_tokens_details"]},
+            "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
@@ -168,60 +154,50 @@ class ResponsesReply(Reply):
         }
         return ending + self._event(f"response.{status}", response=self._response)
 
-    def error_event(self, described: dict[str, Any]) -> str:
+    def error_event(self, error: dict[str, Any]) -> str:
         """Return the event of an error."""
-        return self._event("error", error=described, **{name: described[name] for name in ("code", "message", "param")})
+        return self._event("error", error=error, **{name: error[name] for name in ("code", "message", "param")})
 
-    def _events(self, delta: Delta) -> Iterator[str]:
-        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
-            if not (text := delta.get(name)):
-                continue
-            if not self._output or self._output[-1]["type"] != kind:
-                fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-                yield from self._begin_item(kind, {**fields, "content": []})
-            part = self._output[-1]["content"][0]
-            part["text"] += text
-            logprobs: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            yield self._item_event(f"response.{part['type']}.delta", content_index=0, delta=text, **logprobs)
-        for call in delta.get("tool_calls", ()):
-            yield from self._begin_item("function_call", {"call_id": call["id"], **call["function"], "arguments": ""})
-            self._output[-1]["arguments"] = arguments = call["function"]["arguments"]
-            yield self._item_event("response.function_call_arguments.delta", delta=arguments)
+    def _text_events(self, kind: str, text: str) -> Iterator[str]:
+        if not self._output or self._output[-1]["type"] != kind:
+            fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+            yield from self._begin_item(kind, {**fields, "content": []})
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        yield self._item_event(f"response.{part['type']}.delta", content_index=0, delta=text, logprobs=[])
 
     def _begin_item(self, kind: str, fields: dict[str, Any]) -> Iterator[str]:
         """End the item that is open and begin another, with an empty part of text where it has parts."""
         yield from self._end_item("completed")
         item = {"id": _new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
         self._output.append(item)
-        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+        yield self._item_event("response.output_item.added", item=item)
         if kind in PARTS:
             item["content"].append({**PARTS[kind], "text": ""})
             yield self._item_event("response.content_part.added", content_index=0, part=item["content"][0])
 
     def _end_item(self, status: str) -> Iterator[str]:
-        """End the item that is open, if one is."""
+        """End the item that is open, if there is any."""
         if not self._output:
             return
         item = self._output[-1]
         item["status"] = status
         if item["type"] in PARTS:
             part = item["content"][0]
-            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
-            yield self._item_event(f"response.{part['type']}.done", content_index=0, **fields)
+            yield self._item_event(f"response.{part['type']}.done", content_index=0, text=part["text"], logprobs=[])
             yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
             fields = {name: item[name] for name in ("name", "arguments")}
             yield self._item_event("response.function_call_arguments.done", **fields)
-        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+        yield self._item_event("response.output_item.done", item=item)
 
     def _item_event(self, event: str, **fields: Any) -> str:
         """Return an event of the item that is open."""
         return self._event(event, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **fields)
 
     def _event(self, event: str, **fields: Any) -> str:
-        document = EVENTS[event].model_validate({"type": event, "sequence_number": self._num_events, **fields})
         self._num_events += 1
-        return f"event: {event}\ndata: {document.model_dump_json(exclude_unset=True, by_alias=True)}\n\n"
+        return sent_event({"type": event, "sequence_number": self._num_events - 1, **fields}, event)
 
 
 def _new_id(prefix: str) -> str:
