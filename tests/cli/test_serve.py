@@ -131,7 +131,7 @@ def test_what_clients_wrote_is_kept_over_a_restart(run: Run, tmp_path: Path) -> 
     [
         (None, (), "`spec_memory` must come with --memory shared"),
         (None, ("--memory", "shared", "--spec-method", "lookahead"), 'must come with spec_method="auto"'),
-        (b"damaged", ("--memory", "shared"), "must be a whole safetensors file"),
+        (b"damaged", ("--memory", "shared"), "must be a whole file of a memory"),
         ([5, 70_000], ("--memory", "shared"), "`spec_memory` must hold tokens of this model"),
     ],
     ids=["of one request", "another method", "damaged", "another model"],

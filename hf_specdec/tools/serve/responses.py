@@ -25,7 +25,7 @@ PARTS: dict[str, dict[str, Any]] = {  # of an item's text
 class TextOptions(Body):
     """Options of an answer's text."""
 
-    format: dict[str, Any] = Field({"type": "text"})
+    format: dict[str, Any] = Field(default={"type": "text"})
 
 
 class ResponsesRequest(SamplingRequest):
