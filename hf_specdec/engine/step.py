@@ -6,25 +6,19 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
-from hf_specdec.engine.sampling.random_streams import drawn_seed
-from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
-from hf_specdec.engine.stopping import StopCheck
+from hf_specdec.engine.single_process import SingleProcess
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
-from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
@@ -41,7 +35,7 @@ class _Seconds:
     forwards: DraftForwards
 
 
-class StepRunner:
+class StepRunner(SingleProcess):
     """Takes batches one step further.
 
     Args:
@@ -50,13 +44,8 @@ class StepRunner:
         observer: called with a `SpecStep` for every sequence after every verify step.
 
     Attributes:
-        is_shared (`bool`): whether other processes take the same steps with parts of the same models.
-        leads (`bool`): whether this process drafts and chooses.
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
     """
-
-    is_shared = False
-    leads = True
 
     def __init__(
         self,
@@ -74,44 +63,6 @@ class StepRunner:
     def listen(self, on_token: OnToken) -> None:
         """Call `on_token` for every token from now on."""
         self.on_token = on_token
-
-    def sampler(
-        self,
-        processors: LogitsProcessorList,
-        config: GenerationConfig,
-        device: torch.device,
-        generator: torch.Generator | None,
-    ) -> Sampler:
-        """Sampler of one row."""
-        return Sampler(processors, config, device, generator)
-
-    def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
-        """Stop check of one row."""
-        return StopCheck(criteria)
-
-    def seed(self) -> int:
-        """A number drawn from the global generator."""
-        return drawn_seed()
-
-    def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
-        """The draft network, where this process computes with it."""
-        return draft_runner
-
-    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
-        """Make sure that all processes are called alike, by digests of what has to be the same."""
-
-    def flush(self) -> None:
-        """Let other processes know what was decided."""
-
-    def can_go_on(self) -> bool:
-        """Tell whether there can be further steps after an error."""
-        return True
-
-    def abandon(self, error: BaseException) -> None:
-        """An error ends the call."""
-
-    def share_random_state(self) -> None:
-        """Give all processes the random state of the one that leads."""
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""

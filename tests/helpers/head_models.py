@@ -1,9 +1,12 @@
 """Tiny DFlash heads."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from hf_specdec.methods.common.head_files import write_head
+from hf_specdec.methods.common.head_shape import layer_values
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 
@@ -56,3 +59,11 @@ def random_dflash_head(target: Any, *, kind: str, seed: int = 3, scale: float = 
         if head.d2t is not None:
             head.d2t.copy_(torch.arange(len(head.d2t)))  # every second token of the target's
     return head.eval().requires_grad_(False)
+
+
+def save_dflash(head: DFlashHead, folder: Path) -> None:
+    """Write a DFlash head without windows in the authors' form."""
+    config = head.config
+    own = {"mask_token_id": config.mask_token_id, "target_layer_ids": [layer - 1 for layer in config.layer_ids]}
+    values = {**layer_values(config.layer), "block_size": config.block_size, "dflash_config": own}
+    write_head(folder, head, {**values, "architectures": ["DFlashDraftModel"]}, head.state_dict())

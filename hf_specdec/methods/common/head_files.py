@@ -9,14 +9,13 @@ files.fill(head, files.weights(), dtype=None)
 import contextlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PretrainedConfig
 
 from hf_specdec.common.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
 from hf_specdec.compat.hub_files import cached_file
@@ -26,7 +25,6 @@ from hf_specdec.methods.common.draft_head import DraftHead
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-OF_A_MODEL = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 
 
 class HeadFiles:
@@ -125,18 +123,15 @@ class HeadFiles:
         weights: Mapping[str, torch.Tensor],
         *,
         dtype: torch.dtype | None,
-        unread: Collection[str] = (),
     ) -> None:
         """Load `weights` into `head`, ready to draft.
 
         Args:
             dtype: of the weights; by default that of the largest.
-            unread: names that may be there and are left out.
 
         Raises:
             CheckpointError: weights are missing, left over or of another shape; both sizes are named.
         """
-        weights = {name: weight for name, weight in weights.items() if name not in unread}
         wanted = head.state_dict()
         problems = [f"{name} is missing" for name in wanted if name not in weights]
         problems += [f"{name} is not part of such a head" for name in weights if name not in wanted]
@@ -173,11 +168,6 @@ def write_head(
     with replacing(target / CONFIG) as temporary:
         named = {**values, "dtype": str(head.dtype).removeprefix("torch.")}
         temporary.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
-
-
-def layer_values(config: PretrainedConfig) -> dict[str, Any]:
-    """Values of the layers' configuration for a config.json, without those of a whole model."""
-    return {name: value for name, value in config.to_dict().items() if name not in OF_A_MODEL and not callable(value)}
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:

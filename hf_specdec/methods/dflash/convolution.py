@@ -34,12 +34,7 @@ class BlockConvolution(nn.Module):
         return self._convolved(states, added, self.base_kernel[1])
 
     def _convolved(self, states: torch.Tensor, added: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        """The sum over taps; the first token of the block has none before it.
-
-        Args:
-            added: `(batch, N, kernel_size, groups)`.
-            base: `(kernel_size, hidden_size)`.
-        """
+        """The sum over taps, `base` `(kernel_size, hidden_size)`; a block's first token has none before it."""
         groups = states.reshape(-1, self.block_size, self.shape[2], states.shape[-1] // self.shape[2])
         added = added.reshape(-1, self.block_size, *self.shape[1:])  # (blocks, block_size, kernel_size, groups)
         mixed = torch.zeros_like(groups)

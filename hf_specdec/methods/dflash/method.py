@@ -4,9 +4,9 @@ import dataclasses
 
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, HeadKind, Method, Source
-from hf_specdec.methods.dflash.checkpoint import head_of_model, load_head
 from hf_specdec.methods.dflash.config import DFlashConfig
-from hf_specdec.methods.dflash.head_config import is_head_config
+from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
+from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.draft_model.method import drafter_of
 
 
@@ -24,6 +24,6 @@ METHOD = Method(
     make=_make,
     needs_draft_head=True,
     takes_draft_head=True,
-    head=HeadKind(is_config=is_head_config, load=load_head, wrap=head_of_model),
+    head=HeadKind(is_config=DFlashHeadConfig.describes, load=DFlashHead.read),
     sources=(Source("dflash", "DFlash head", "written by a model that fills in a block of tokens"),),
 )

@@ -6,37 +6,41 @@ Layers, norms and rotary embeddings are those of transformers' qwen3.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from hf_specdec.compat.decoder_layers import LAYERS, attend, config_of_layers, rotated
-from hf_specdec.methods.common.draft_head import BlockHead, attention_shape
+from hf_specdec.compat.decoder_layers import attend, rotated
+from hf_specdec.errors import ConfigError
+from hf_specdec.methods.common.draft_head import BlockHead
+from hf_specdec.methods.common.head_files import HeadFiles, read_tensors
+from hf_specdec.methods.common.head_shape import REMEDY
+from hf_specdec.methods.common.layer_head import LayerHead
 from hf_specdec.methods.dflash.convolution import BlockConvolution
 from hf_specdec.methods.dflash.head_config import SLIDING, DFlashHeadConfig
 from hf_specdec.methods.dflash.predecessor import CandidateSelector
 
+MASK_EMBEDDING = "mask_embedding.pt"
 
-class DFlashHead(BlockHead):
+
+class DFlashHead(LayerHead, BlockHead):
     """A head that drafts a block of tokens from the target's hidden states.
 
     Args:
         config: its shape.
-        has_embedding: whether it brings token embeddings of its own; else it reads the target's.
-        has_output_head: whether it brings an output head of its own.
+        has_embedding: whether it brings token embeddings; else it reads the target's.
+        has_output_head: whether it brings an output head; else the target's reads its states.
         has_mask_embedding: whether the mask has an embedding besides those of the tokens.
-
-    Attributes:
-        d2t (`Tensor | None`): `(draft_vocab_size,)`, what is added to a draft id to make it the target's; `None` where
-            both vocabularies are the same.
-        published (`Mapping[str, Any] | None`): the config.json that it was read from, if any.
     """
 
     methods = ("dflash", "auto")
-
-    d2t: torch.Tensor | None
-    published: Mapping[str, Any] | None = None
+    shape_class = DFlashHeadConfig
+    parts: ClassVar[Mapping[str, str]] = {
+        **LayerHead.parts,
+        "has_output_head": "lm_head.weight",
+        "has_mask_embedding": "mask_embedding",
+    }
 
     def __init__(
         self,
@@ -46,54 +50,37 @@ class DFlashHead(BlockHead):
         has_output_head: bool = False,
         has_mask_embedding: bool = False,
     ) -> None:
-        super().__init__()
-        self.config = config
-        layer_config = config_of_layers(config.layer)
-        layer_class, norm_class, rotary_class = LAYERS["qwen3"]
-        hidden_size, eps = layer_config.hidden_size, layer_config.rms_norm_eps
-        self.vocab_size, self.hidden_size = layer_config.vocab_size, hidden_size
-        self.target_hidden_size, self.num_layers = config.target_hidden_size, layer_config.num_hidden_layers
+        if config.draft_vocab_size < config.vocab_size and not has_output_head:
+            rule = f"must be the target's {config.vocab_size} without lm_head.weight"
+            raise ConfigError("draft_vocab_size", rule, config.draft_vocab_size, REMEDY)
+        super().__init__(config, has_embedding=has_embedding, has_output_head=has_output_head)
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
         self.drafts_at_root, self.span, self.sliding_span = config.drafts_at_root, config.span, config.sliding_span
-        self.embed_tokens = nn.Embedding(layer_config.vocab_size, hidden_size) if has_embedding else None
-        self.mask_embedding = nn.Parameter(torch.zeros(hidden_size)) if has_mask_embedding else None
-        self.fc = nn.Linear(len(config.layer_ids) * config.target_hidden_size, hidden_size, bias=False)
-        self.hidden_norm = norm_class(hidden_size, eps=eps)
-        self.layers = nn.ModuleList([layer_class(layer_config, i) for i in range(self.num_layers)])
-        self.norm = norm_class(hidden_size, eps=eps)
-        self.rotary_emb = rotary_class(layer_config)
-        self.lm_head = nn.Linear(hidden_size, config.draft_vocab_size, bias=False) if has_output_head else None
-        is_reduced = config.draft_vocab_size < layer_config.vocab_size
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if is_reduced else None)
+        self.mask_embedding = nn.Parameter(torch.zeros(config.hidden_size)) if has_mask_embedding else None
+        self.hidden_norm = type(self.norm)(config.hidden_size, eps=config.layer.rms_norm_eps)
         self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         self.follows_tokens = self.candidate_selector is not None
         if config.conv_kernel_size:
+            shape = (config.block_size, config.hidden_size, config.conv_kernel_size, config.conv_group_size)
             for layer in self.layers:
-                for name in ("attention_conv", "mlp_conv"):
-                    shape = (config.block_size, hidden_size, config.conv_kernel_size, config.conv_group_size)
-                    setattr(layer, name, BlockConvolution(*shape))
+                layer.attention_conv, layer.mlp_conv = BlockConvolution(*shape), BlockConvolution(*shape)
 
-    def like(self, config: DFlashHeadConfig) -> "DFlashHead":
-        """A new head of another shape with the parts that this one has."""
-        return DFlashHead(
-            config,
-            has_embedding=self.embed_tokens is not None,
-            has_output_head=self.lm_head is not None,
-            has_mask_embedding=self.mask_embedding is not None,
-        )
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """`(draft_vocab_size,)`: the target's id of each draft id; `None` where both are the same."""
-        return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+    @staticmethod
+    def more_weights(files: HeadFiles) -> dict[str, torch.Tensor]:
+        """The mask's embedding, where it has a file of its own."""
+        if (file := files.find(MASK_EMBEDDING)) is None:
+            return {}
+        content: Any = read_tensors(file)
+        return {"mask_embedding": (content["embedding"] if isinstance(content, dict) else content).reshape(-1)}
 
     def layer_ids(self, num_layers: int) -> tuple[int, ...]:
         """The hidden states that the configuration names."""
-        return self.config.layer_ids
+        ids: tuple[int, ...] = self.config.layer_ids
+        return ids
 
     def cache_shapes(self) -> dict[int, tuple[int, int, int]]:
         """Key/value heads, key size and value size of each layer."""
-        return dict.fromkeys(range(self.num_layers), attention_shape(self.config.layer))
+        return self.layer_shapes
 
     def forward(
         self,
@@ -147,21 +134,15 @@ def _attention(
     mask: torch.Tensor,
     cache: Any,
 ) -> torch.Tensor:
-    """Attention of a block's tokens to the target's states and to one another.
-
-    Args:
-        states: `(batch, N, hidden_size)` of the block, normalised.
-        context: `(batch, C, hidden_size)` of the target's new states; the same in all layers.
-        rotary: `(batch, C + N, head_dim)`.
-        mask: `(batch, 1, N, K)`.
-    """
+    """Attention of a block's tokens to one another and to the target's new states, `context`."""
     width, heads = states.shape[1], (-1, attention.head_dim)
-    both = torch.cat([context, states], dim=1)
+    both = torch.cat([context, states], dim=1)  # (batch, C + N, hidden_size)
     queries = attention.q_norm(attention.q_proj(states).unflatten(-1, heads)).transpose(1, 2)
     keys = attention.k_norm(attention.k_proj(both).unflatten(-1, heads)).transpose(1, 2)
     values = attention.v_proj(both).unflatten(-1, heads).transpose(1, 2)
     cosine, sine = rotary
     queries = rotated(queries, cosine[:, -width:], sine[:, -width:])
+    # (batch, heads, K, head_dim), which `mask`, (batch, 1, N, K), is of
     keys, values = cache.update(rotated(keys, cosine, sine), values, attention.layer_idx)
     mixed = attend(attention, queries, keys, values, mask)  # (batch, N, heads, head_dim)
     out: torch.Tensor = attention.o_proj(mixed.flatten(-2))

@@ -4,9 +4,9 @@ from functools import partial
 
 from hf_specdec.methods.common.entry import HeadKind, Method, Source
 from hf_specdec.methods.draft_model.method import drafter_of
-from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.methods.eagle3.config import Eagle3Config
-from hf_specdec.methods.eagle3.head_config import is_head_config
+from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
+from hf_specdec.methods.eagle3.network import Eagle3Head
 
 METHOD = Method(
     name="eagle3",
@@ -17,6 +17,6 @@ METHOD = Method(
     make=partial(drafter_of, "eagle3"),
     needs_draft_head=True,
     takes_draft_head=True,
-    head=HeadKind(is_config=is_head_config, load=load_head),
+    head=HeadKind(is_config=Eagle3HeadConfig.describes, load=Eagle3Head.read),
     sources=(Source("eagle3", "EAGLE-3 head", "written by a head on the model's hidden states"),),
 )

@@ -100,7 +100,7 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
         "layer_ids": tuple(widened.config.num_hidden_layers if layer == last else layer for layer in own_ids),
     }
     with _seeded(head.device):
-        large = head.like(dataclasses.replace(head.config, **shape))  # type: ignore[arg-type]
+        large = head.like(dataclasses.replace(head.config, **shape))
     large = large.to(dtype=head.dtype, device=head.device).eval()
     sources, scale = dict(head.named_parameters()), math.sqrt(width / wide)
     with torch.no_grad():

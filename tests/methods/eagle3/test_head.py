@@ -229,7 +229,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, content: Any) -> None:
     shutil.copytree(FIXTURES / "llama", tmp_path, dirs_exist_ok=True)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | content) if isinstance(content, dict) else content)
-    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "config.json"))):
+    with pytest.raises(SpecError, match=re.escape(str(tmp_path / "config.json"))):
         hf_specdec.AutoDraftHead.from_pretrained(tmp_path)
 
 

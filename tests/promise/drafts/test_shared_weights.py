@@ -10,11 +10,10 @@ import torch
 
 import hf_specdec
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.dflash.checkpoint import save_head as save_dflash
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.checkpoint import save_head as save_eagle3
 from hf_specdec.methods.eagle3.network import Eagle3Head
-from tests.helpers.head_models import random_dflash_head
+from tests.helpers.head_models import random_dflash_head, save_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -43,7 +42,7 @@ def with_weights_of(target: Any) -> DFlashHead:
 
 
 def load(head: DFlashHead, folder: Path, target: Any, **kwargs: Any) -> Any:
-    save_dflash(head, folder, num_target_layers=4)
+    save_dflash(head, folder)
     return hf_specdec.AutoDraftHead.from_pretrained(folder, target=target, **kwargs)
 
 
