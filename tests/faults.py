@@ -98,8 +98,7 @@ MUTANTS = (
     ),
     Mutant("the token after a full path is lost", VERIFY, "        path.append(child)\n", ""),
     Mutant("a stop is obeyed at the end of the draft", VERIFY, "if stop or child is None", "if child is None"),
-    Mutant("q is not what the token was drawn from", REJECTIONS, "uniform * share < p[token]", "uniform < p[token]"),
-    Mutant("a rejected token leaves p as it was", REJECTIONS, "rest / total, p)", "p / p.sum(), p)"),
+    Mutant("a rejected token leaves p as it was", REJECTIONS, "rest.div_(total), p)", "p, p)"),
     Mutant(
         "a token is drawn from the parent's row",
         SAMPLER,

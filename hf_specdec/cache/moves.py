@@ -36,17 +36,6 @@ class Moves:
                     target.append(start + place)
         return cls(rows, source, target) if rows else None
 
-    @classmethod
-    def between(
-        cls, starts: Sequence[int], rows: Sequence[int], source: Sequence[int], target: Sequence[int]
-    ) -> "Moves | None":
-        """Index of single columns, counted from their rows' starts; `None` where each stays where it is."""
-        if list(source) == list(target):
-            return None
-        moved_from = [starts[row] + column for row, column in zip(rows, source, strict=True)]
-        moved_to = [starts[row] + column for row, column in zip(rows, target, strict=True)]
-        return cls(list(rows), moved_from, moved_to)
-
     def on(self, device: torch.device, offset: int) -> tuple[torch.Tensor, ...]:
         """Rows, sources and targets on `device`, in buffers that begin at column `offset`."""
         columns = np.array((self.rows, self.source, self.target))

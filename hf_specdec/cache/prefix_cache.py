@@ -147,7 +147,7 @@ class PrefixCache:
                 node.states = states
                 self._weigh(node)
             while self.num_bytes > self.max_bytes:
-                self._remove(min((one for one in self._nodes if not one.children), key=lambda one: one.last_used))
+                self._remove(min((leaf for leaf in self._nodes if not leaf.children), key=lambda leaf: leaf.last_used))
 
     def _path(self, key: Hashable, tokens: npt.NDArray[np.int64]) -> list[tuple[_Node, int]]:
         """The nodes that `tokens` lead through, each with how many of its own; all count as used now."""
@@ -182,7 +182,7 @@ class PrefixCache:
         return upper
 
     def _weigh(self, node: _Node) -> None:
-        before, node.num_bytes = node.num_bytes, sum(one.nbytes for one in contents([node.columns, node.states]))
+        before, node.num_bytes = node.num_bytes, sum(tensor.nbytes for tensor in contents([node.columns, node.states]))
         self.num_bytes += node.num_bytes - before
 
     def _remove(self, node: _Node) -> None:

@@ -95,7 +95,7 @@ def rollback_cache(
     if isinstance(inner, compat.Cache) and (not is_known or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
-    return _AttentionRollback(cache, spec, lockstep) if spec is not None else _Unknown(cache)
+    return _AttentionRollback(cache, spec, lockstep) if spec is not None else StateCache(cache)
 
 
 def rollback_over(spec: SpecCache, *, lockstep: bool = False) -> RollbackCache:
@@ -126,9 +126,9 @@ class _AttentionRollback:
         if cache is not self.model_cache:  # the model took its own
             if isinstance(cache, compat.DynamicCache):
                 return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)
-            own = StateCache(cache)
-            own.handed_out = self.handed_out
-            return own
+            copied = StateCache(cache)
+            copied.handed_out = self.handed_out
+            return copied
         self.spec.sync()
         return self
 
@@ -156,48 +156,3 @@ class _AttentionRollback:
 
     def close(self) -> None:
         self.spec.export(self.original)
-
-
-class _Unknown(StateCache):
-    """States besides attention: what they are shows when the model has read the prompt."""
-
-    def adopt_prefill(self, cache: Any) -> "RollbackCache":
-        return _Cropped(cache) if compat.can_crop(cache) else StateCache(cache)
-
-
-class _Cropped:
-    """Convolution states besides attention: the caller's own cache, cropped after each forward. Chains only."""
-
-    takes_trees = False
-    keeps_beginnings = True
-    spec = None
-    supports_row_removal = False
-
-    def __init__(self, cache: Any) -> None:
-        self.model_cache = self.handed_out = cache
-        self._recorded = compat.recorded(cache)
-        cache.activate_past_recording()
-
-    def adopt_prefill(self, cache: Any) -> "RollbackCache":
-        return self
-
-    def checkpoint(self, num_columns: int) -> None:
-        """Always: columns that were written can be cropped."""
-
-    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
-        kept = min(len(path) for path in paths)
-        assert all(list(path) == list(range(len(path))) for path in paths), "only a chain can be kept by cropping"
-        self.model_cache.crop(kept - num_columns)
-        return [kept] * len(paths)
-
-    def select(self, rows: Sequence[int]) -> None:
-        raise NotImplementedError("convolution states stay together")
-
-    def forget(self, num_columns: int) -> None:
-        self.model_cache.crop(-num_columns)
-
-    def rollback(self) -> None:
-        """A half-written state stays half-written, as an interrupted forward leaves it in plain generation."""
-
-    def close(self) -> None:
-        compat.record_as(self._recorded)

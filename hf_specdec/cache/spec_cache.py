@@ -44,7 +44,7 @@ class SpecCache(Cache):
     """One `SpecLayer` or `StateLayer` per layer; layers that share another's keys stay the model's own dummies.
 
     Attributes:
-        asked (`StateLayer | None`): the layer whose states the model has asked for last, in a recorded forward.
+        state_layer (`StateLayer | None`): the layer whose states the model has asked for last, in a recorded forward.
         lengths (`tuple[int, ...]`): tokens of each row that are committed; empty before the first forward.
         dtype (`torch.dtype | None`): of the keys; `None` before the first forward, or where layers differ.
     """
@@ -54,12 +54,14 @@ class SpecCache(Cache):
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
-        own = [layer for layer in self.layers if isinstance(layer, SpecLayer)]
-        self._write_index = own[0].write_index if own else WriteIndex()  # that of the whole, where these are a part
-        for layer in own:
+        attention = [layer for layer in self.layers if isinstance(layer, SpecLayer)]
+        self._write_index = (
+            attention[0].write_index if attention else WriteIndex()
+        )  # that of the whole, where these are a part
+        for layer in attention:
             layer.write_index = self._write_index
         self.lengths: tuple[int, ...] = ()
-        self.asked: StateLayer | None = None
+        self.state_layer: StateLayer | None = None
         self._written: list[SpecLayer] = []
         self.places = (torch.empty(0), torch.empty(0))  # rows and columns of the tokens that were appended last
         self._columns: Columns | None = None
@@ -68,9 +70,9 @@ class SpecCache(Cache):
     @staticmethod
     def takes(cache: Cache, *, records: bool = False) -> bool:
         """Returns whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
-        known = (DummyLayer, *ATTENTION, *((LinearAttentionLayer, *BOTH, *STATIC) if records else ()))
+        types = (DummyLayer, *ATTENTION, *((LinearAttentionLayer, *BOTH, *STATIC) if records else ()))
         is_plain = type(cache) in (DynamicCache, StaticCache) and not cache.offloading
-        return is_plain and all(type(layer) in known for layer in cache.layers)
+        return is_plain and all(type(layer) in types for layer in cache.layers)
 
     @classmethod
     def adopt(
@@ -156,8 +158,8 @@ class SpecCache(Cache):
         return self._state(layer_idx, super().get_recurrent_state(layer_idx, state_idx))
 
     def _state(self, layer_idx: int, state: torch.Tensor | None) -> torch.Tensor | None:
-        self.asked = self.layers[layer_idx] if self._columns is not None else None
-        return state if self.asked is None else None
+        self.state_layer = self.layers[layer_idx] if self._columns is not None else None
+        return state if self.state_layer is None else None
 
     @property
     def states(self) -> list[StateLayer]:
@@ -218,8 +220,8 @@ class SpecCache(Cache):
 
     def _blocks(self) -> list[tuple[torch.Tensor, int]]:
         """The layers' buffers by blocks, each with the offset of its columns."""
-        found = {(id(block), layer.offset): block for layer in self._written for block in layer.buffers}
-        return [(block, offset) for (_, offset), block in found.items()]
+        blocks = {(id(block), layer.offset): block for layer in self._written for block in layer.buffers}
+        return [(block, offset) for (_, offset), block in blocks.items()]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the rows with these indices, in this order; nothing may be uncommitted."""
@@ -241,11 +243,11 @@ class SpecCache(Cache):
 
     def admit(self, other: "SpecCache", row: int | None = None) -> None:
         """Take over the one row of `other`, in the place of `row` or after the last; nothing may be uncommitted."""
-        for own, new in zip(self.layers, other.layers, strict=True):
-            if isinstance(own, StateLayer):
-                own.admit_states(new, row)
-            if isinstance(own, SpecLayer) and own.is_initialized:
-                own.admit(new, row)
+        for layer, new in zip(self.layers, other.layers, strict=True):
+            if isinstance(layer, StateLayer):
+                layer.admit_states(new, row)
+            if isinstance(layer, SpecLayer) and layer.is_initialized:
+                layer.admit(new, row)
         self.sync()
 
     def load(self, prefix: Prefix) -> None:
@@ -303,12 +305,12 @@ class SpecCache(Cache):
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""
         while len(cache.layers) < len(self.layers):
             cache.layers.append(DynamicLayer())
-        for own, layer in zip(self.layers, cache.layers, strict=True):
-            if isinstance(own, StateLayer):
-                own.give_back(layer)
-            if not isinstance(own, SpecLayer) or not own.is_initialized:
+        for spec, layer in zip(self.layers, cache.layers, strict=True):
+            if isinstance(spec, StateLayer):
+                spec.give_back(layer)
+            if not isinstance(spec, SpecLayer) or not spec.is_initialized:
                 continue
-            keys, values = own.content()
+            keys, values = spec.content()
             if not layer.is_initialized:
                 layer.lazy_initialization(keys, values)
             if isinstance(layer, StaticLayer):
@@ -317,7 +319,7 @@ class SpecCache(Cache):
             if isinstance(layer, DynamicSlidingWindowLayer):
                 window = slice(max(keys.shape[-2] - layer.sliding_window + 1, 0), None)
                 keys, values = keys[:, :, window], values[:, :, window]
-                layer.cumulative_length = min(own.lengths)
+                layer.cumulative_length = min(spec.lengths)
             layer.keys, layer.values = keys.clone(), values.clone()
 
 

@@ -23,7 +23,7 @@ class WriteIndex:
     def __init__(self) -> None:
         self.packed: PackedRows | None = None
         self._key: tuple[tuple[int, ...], int, torch.device, PackedRows | None] | None = None
-        self._found = (torch.empty(0), torch.empty(0))
+        self._index = (torch.empty(0), torch.empty(0))
 
     def __call__(self, lengths: tuple[int, ...], new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Row numbers `(batch, 1)` and column numbers `(batch, new)`; `(1, N)` each where rows are packed."""
@@ -34,8 +34,8 @@ class WriteIndex:
             else:
                 rows = torch.arange(len(lengths), device=device)[:, None]
                 columns = starts[:, None] + torch.arange(new, device=device)
-            self._key, self._found = key, (rows, columns)
-        return self._found
+            self._key, self._index = key, (rows, columns)
+        return self._index
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class SpecLayer(CacheLayerMixin):
         """Hold numbers as wide as new ones: transformers' layers join both by `torch.cat`. Autocast's are narrower."""
         keys, values = self.keys, self.values
         pairs = ((keys, key_states), (values, value_states))
-        dtypes = [torch.promote_types(own.dtype, new.dtype) for own, new in pairs]
+        dtypes = [torch.promote_types(buffer.dtype, new.dtype) for buffer, new in pairs]
         if dtypes == [keys.dtype, values.dtype]:
             return
         self._allocate(keys.shape, values.shape, *(keys.new_empty(0, dtype=dtype) for dtype in dtypes))

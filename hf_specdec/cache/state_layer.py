@@ -74,11 +74,11 @@ class Columns(_Sent):
     def back_from(self, ends: Array, size: int) -> Array:
         """`(..., size)`: the columns that lead to `ends`, `(batch, ...)`; those of the state are the first `size`."""
         rows = np.arange(len(ends)).reshape(-1, *[1] * (ends.ndim - 1))
-        found = np.empty((*ends.shape, size), dtype=np.int64)
+        places = np.empty((*ends.shape, size), dtype=np.int64)
         for place in reversed(range(size)):
-            found[..., place] = size + ends
+            places[..., place] = size + ends
             ends = np.where(ends < 0, ends - 1, self.parents[rows, ends.clip(min=0)])
-        return found
+        return places
 
 
 class KeptColumns(_Sent):
@@ -144,9 +144,9 @@ class StateLayer(LinearAttentionLayer):
     @classmethod
     def of(cls, layer: LinearAttentionLayer, **kwargs: Any) -> "StateLayer":
         """A layer with copies of the states of another."""
-        own = cls(number_of_states=layer.number_of_states, **kwargs)
-        _copy_states(layer, own)
-        return own
+        made = cls(number_of_states=layer.number_of_states, **kwargs)
+        _copy_states(layer, made)
+        return made
 
     def give_back(self, layer: LinearAttentionLayer) -> None:
         """Let a layer of transformers have copies of the states."""
@@ -154,10 +154,10 @@ class StateLayer(LinearAttentionLayer):
 
     def states_of(self, row: int) -> "StateLayer":
         """A layer with copies of one row's states."""
-        own = StateLayer(self.number_of_states)
-        _copy_states(self, own, slice(row, row + 1))
-        own.num_read = self.num_read[row : row + 1]
-        return own
+        of_row = StateLayer(self.number_of_states)
+        _copy_states(self, of_row, slice(row, row + 1))
+        of_row.num_read = self.num_read[row : row + 1]
+        return of_row
 
     def load_states(self, layer: "StateLayer") -> None:
         """Go on from copies of the states of another."""
@@ -184,8 +184,8 @@ class StateLayer(LinearAttentionLayer):
         """Keep a new state, unless the forward is recorded."""
         if self.columns is not None:
             return recurrent_states
-        found: torch.Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
-        return found
+        kept: torch.Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        return kept
 
     def state_of_call(self, ndim: int) -> torch.Tensor:
         """The state before all columns, of the present call of a recurrence with states of so many dimensions.
@@ -226,7 +226,7 @@ class StateLayer(LinearAttentionLayer):
             if len(self._records) == 1:
                 after = self._records[0].state_after(state, kept)
             else:
-                heads = [one.state_after(state[:, head], kept) for head, one in enumerate(self._records)]
+                heads = [record.state_after(state[:, head], kept) for head, record in enumerate(self._records)]
                 after = torch.stack(heads, dim=1)
             self.recurrent_states[0] = after.to(state.dtype)
         self.forget()
@@ -253,10 +253,10 @@ class StateLayer(LinearAttentionLayer):
         """Take over the one row of `other`, in the place of row `row`, or after the last row."""
         at = len(self.num_read) if row is None else row
         self.num_read = (*self.num_read[:at], *other.num_read, *self.num_read[at + 1 :])
-        for own, new in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
-            for index, state in own.items():
+        for states, new in ((self.conv_states, other.conv_states), (self.recurrent_states, other.recurrent_states)):
+            for index, state in states.items():
                 if state is not None:
-                    own[index] = torch.cat([state[:at], new[index], state[at + 1 :]])
+                    states[index] = torch.cat([state[:at], new[index], state[at + 1 :]])
 
 
 class StateAttentionLayer(StateLayer, SpecLayer):

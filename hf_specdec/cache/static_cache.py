@@ -87,16 +87,16 @@ class StaticWriteIndex:
         There later positions of this width have to come in the same tensor; others are copied.
         """
         width, device = columns.shape[1], self.rows.device
-        own = self._columns.get(width)
-        if own is None:
-            own = columns if columns.device == device and not is_host(device) else columns.to(device, copy=True)
-            self._columns[width] = own
-            mark_static_address(own)
+        kept = self._columns.get(width)
+        if kept is None:
+            kept = columns if columns.device == device and not is_host(device) else columns.to(device, copy=True)
+            self._columns[width] = kept
+            mark_static_address(kept)
             if width > 1:
-                mark_dynamic(own, 1)
-        elif own is not columns:
-            upload(columns, device, own)
-        self.columns = own
+                mark_dynamic(kept, 1)
+        elif kept is not columns:
+            upload(columns, device, kept)
+        self.columns = kept
 
 
 class StaticSpecLayer(SpecLayer):
@@ -125,8 +125,9 @@ class StaticSpecLayer(SpecLayer):
         dtypes = (key_states.dtype, (value_states if VALUES_KEEP_DTYPE else key_states).dtype)
         buffers = zip((self.keys, self.values), (key_states, value_states), dtypes, strict=True)
         return all(
-            (own.dtype, own.device, own.shape[1::2]) == (dtype, new.device, new.shape[1::2])  # heads and head_dim
-            for own, new, dtype in buffers
+            (buffer.dtype, buffer.device, buffer.shape[1::2])
+            == (dtype, new.device, new.shape[1::2])  # heads and head_dim
+            for buffer, new, dtype in buffers
         )
 
     def load(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -295,11 +296,11 @@ class StaticSpecCache(SpecCache):
     @contextlib.contextmanager
     def placed(self, width: int) -> Iterator[None]:
         """A block in which places of `width` columns are set, for who asks about a forward that is not computed."""
-        known = [index for index in self._indices.values() if index.knows(width)]
+        before = [index for index in self._indices.values() if index.knows(width)]
         self.place(width)
         yield
         for index in self._indices.values():
-            if index not in known:
+            if index not in before:
                 index.forget(width)
 
     def columns_on(self, device: torch.device) -> torch.Tensor:

@@ -146,31 +146,11 @@ def replacing(path: PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def lock(descriptor: int, *, waits: bool = False) -> None:
-    """Lock a file or folder that is open, until it is closed; where the file system has no locks, no one is kept out.
-
-    Args:
-        waits (`bool`, *optional*): for the one who holds the lock, instead of raising.
-
-    Raises:
-        BlockingIOError: another process, or another descriptor of this one, holds it.
-    """
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return
-
-
-def lock_out_processes(descriptor: int) -> None:
-    """Wait for a lock that keeps other processes alone out, and that `lock` does not see, so that one may have both."""
-    if sys.platform == "win32":
-        return
-    with contextlib.suppress(OSError):
-        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+def lock(descriptor: int) -> None:
+    """Lock an open file until it is closed, once no one else holds it; without locks in the file system, do nothing."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
@@ -229,7 +209,7 @@ def _take_mode(new: Path, old: Path) -> None:
         os.umask(umask)
         new.chmod(0o666 & ~umask)
         return
-    known = old.stat()
-    new.chmod(stat.S_IMODE(known.st_mode))
+    status = old.stat()
+    new.chmod(stat.S_IMODE(status.st_mode))
     with contextlib.suppress(PermissionError):
-        os.chown(new, known.st_uid, known.st_gid)
+        os.chown(new, status.st_uid, status.st_gid)

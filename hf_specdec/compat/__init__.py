@@ -40,7 +40,6 @@ from hf_specdec.compat.caches import (
     attends_to_images,
     cache_name,
     cached_length,
-    can_crop,
     can_reorder,
     crop_to,
     decoding_cache,

@@ -117,13 +117,6 @@ def is_users_own(cache: Any) -> bool:
     return bool(getattr(cache, "_is_user_defined", False))
 
 
-def can_crop(cache: Any) -> bool:
-    """Returns whether `crop` undoes a forward on every layer: transformers' own layers, none with a recurrent state."""
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
-    is_library = all(type(layer).__module__ == cache_utils.__name__ for layer in layers)
-    return bool(layers) and is_library and isinstance(cache, Cache) and bool(cache.is_croppable)
-
-
 def crop_to(cache: Cache, length: int) -> bool:
     """Keep the first `length` of a cache's tokens; returns whether it could, which it can without windows or states."""
     if not all(type(layer) is DynamicLayer for layer in cache.layers):

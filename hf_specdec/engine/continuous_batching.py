@@ -125,7 +125,9 @@ class ContinuousBatching:
             self._steps.flush()  # the next prompt may be one that is decoded by itself
             self._next = next(queue, None)
             if self._next is not None:
-                check_own_drafters(self._next.sequence.drafter, [one for one in sequences if not one.finished])
+                check_own_drafters(
+                    self._next.sequence.drafter, [sequence for sequence in sequences if not sequence.finished]
+                )
         queued = self._next
         if queued is None or not live:
             return queued

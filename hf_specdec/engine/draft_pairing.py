@@ -69,10 +69,10 @@ def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
         kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
         rule = f"must be {kinds[bool(target.config.is_encoder_decoder)]} like the target"
         raise ConfigError("assistant_model", rule, name, "Choose another draft model.")
-    own, theirs = (getattr(model.config, "hidden_size", None) for model in (draft, target))
-    if own != theirs:
-        rule = f"must have the target's hidden_size of {theirs} to read its encoder"
-        raise ConfigError("assistant_model", rule, f"{name} with {own}", f"Load it with {type(target).__name__}.")
+    width, target_width = (getattr(model.config, "hidden_size", None) for model in (draft, target))
+    if width != target_width:
+        rule = f"must have the target's hidden_size of {target_width} to read its encoder"
+        raise ConfigError("assistant_model", rule, f"{name} with {width}", f"Load it with {type(target).__name__}.")
 
 
 def _check_translated(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -88,10 +88,10 @@ def _check_translated(target: PreTrainedModel, draft: PreTrainedModel) -> None:
 
 def translations_of(call: Call, tokenizer: Any, assistant_tokenizer: Any) -> list[Translation]:
     """Each row's prompt in both vocabularies."""
-    found = [Translation(tokenizer, assistant_tokenizer) for _ in range(len(call.input_ids))]
-    for row, translation in enumerate(found):
+    translations = [Translation(tokenizer, assistant_tokenizer) for _ in range(len(call.input_ids))]
+    for row, translation in enumerate(translations):
         translation.begin(call.prompt_of(row))
-    return found
+    return translations
 
 
 def vocab_sizes(*models: PreTrainedModel) -> list[int]:
@@ -113,18 +113,19 @@ def draft_capability(
         UnsupportedModelError: the draft cannot roll back, so that it could not follow the text.
     """
     check_pair(target, draft, translates=translates)
-    found = state_of(draft).findings.of(draft, now=now).capability
-    if found.reason.startswith(UNTRIED):
+    capability = state_of(draft).findings.of(draft, now=now).capability
+    if capability.reason.startswith(UNTRIED):
         raise UnsupportedModelError(
             f"`assistant_model` must compute a few tokens when it is tried, but {type(draft).__name__} does not: "
-            f"{found.reason.removeprefix(UNTRIED + ': ')}. Check its weights, its dtype and the memory that is free."
+            f"{capability.reason.removeprefix(UNTRIED + ': ')}. "
+            "Check its weights, its dtype and the memory that is free."
         )
-    if found.tier == "plain":
+    if capability.tier == "plain":
         raise UnsupportedModelError(
             f"`assistant_model` must be able to forget rejected tokens, but {type(draft).__name__} is not: "
-            f"{found.reason}. Choose a draft with attention layers."
+            f"{capability.reason}. Choose a draft with attention layers."
         )
-    return found
+    return capability
 
 
 def draft_runner_of(
@@ -193,10 +194,10 @@ def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
     """
     if not call.generation_config.do_sample:
         return None
-    own = [p for p in call.logits_processor if is_pure(p)]
+    pure = [p for p in call.logits_processor if is_pure(p)]
     if len(call.input_ids) > 1:
-        own = [p for p in own if not keeps_rows_apart(p)]
-    processors = processors_of_row(LogitsProcessorList(copy.deepcopy(own)), None)
+        pure = [p for p in pure if not keeps_rows_apart(p)]
+    processors = processors_of_row(LogitsProcessorList(copy.deepcopy(pure)), None)
     takes_all, no_ids = all(map(takes_all_nodes, processors)), torch.empty((1, 0), dtype=torch.long, device=HOST)
     reads_text, called = not takes_all or any(map(reads_ids, processors)), in_order(processors)
 
@@ -242,6 +243,6 @@ def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
     if isinstance(mask, torch.Tensor):
         kwargs["attention_mask"] = mask.to(inputs.device)
     encoder = draft.get_encoder()
-    known = {"attention_mask": kwargs.get("attention_mask")} if inputs.ndim == 2 else {}
-    kwargs["encoder_outputs"] = encoder(inputs, return_dict=True, **known)
+    options = {"attention_mask": kwargs.get("attention_mask")} if inputs.ndim == 2 else {}
+    kwargs["encoder_outputs"] = encoder(inputs, return_dict=True, **options)
     return kwargs

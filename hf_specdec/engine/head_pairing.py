@@ -186,21 +186,25 @@ def without_weights_of(target: PreTrainedModel, head: DraftHead) -> None:
         head.lm_head = None
 
 
-def _are_equal(own: Any, of_target: Any, module_class: type) -> bool:
+def _are_equal(of_head: Any, of_target: Any, module_class: type) -> bool:
     """Returns whether both are modules of exactly this class with equal weights in one dtype."""
-    if {type(own), type(of_target)} != {module_class}:
+    if {type(of_head), type(of_target)} != {module_class}:
         return False
-    one, other = own.weight, of_target.weight
-    if type(other) is not torch.nn.Parameter or other.is_meta or (one.shape, one.dtype) != (other.shape, other.dtype):
+    weight, target_weight = of_head.weight, of_target.weight
+    if (
+        type(target_weight) is not torch.nn.Parameter
+        or target_weight.is_meta
+        or (weight.shape, weight.dtype) != (target_weight.shape, target_weight.dtype)
+    ):
         return False
-    return torch.equal(one, other.to(one.device))
+    return torch.equal(weight, target_weight.to(weight.device))
 
 
 def _relative_cost(call: Call, head: DraftHead) -> float:
     """Cost of a forward of the head over one of the target, roughly."""
     num_layers = compat.text_config(call.model.config).num_hidden_layers
-    own = head.num_weights
+    num_weights = head.num_weights
     if isinstance(head, BlockHead) and head.lm_head is None:  # it reads the target's output head for each block
-        own += sum(weight.numel() for weight in call.model.get_output_embeddings().parameters())
-    weights = (own, call.facts.of(compat.num_weights, call.model))
+        num_weights += sum(weight.numel() for weight in call.model.get_output_embeddings().parameters())
+    weights = (num_weights, call.facts.of(compat.num_weights, call.model))
     return cost_ratio(weights, (head.num_layers, num_layers)) / compat.load_factor(call.model)

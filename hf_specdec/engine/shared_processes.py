@@ -163,8 +163,10 @@ class AgreedStopCheck(StopCheck):
     def __init__(self, criteria: StoppingCriteriaList, rank_sync: RankSync) -> None:
         super().__init__(criteria)
         self._rank_sync = rank_sync
-        own = (compat.MaxTimeCriteria, compat.StopStringCriteria)
-        self._is_watched = any(type(criterion) not in own for criterion in self.others)  # the user's may keep count
+        of_transformers = (compat.MaxTimeCriteria, compat.StopStringCriteria)
+        self._is_watched = any(
+            type(criterion) not in of_transformers for criterion in self.others
+        )  # the user's may keep count
 
     def __call__(self, text: TokenBuffer, scores: list[torch.Tensor] | None) -> bool:
         """See `StopCheck`."""
@@ -237,6 +239,6 @@ class _AgreedCriterion(StoppingCriteria):
         self.criterion, self.rank_sync = criterion, rank_sync
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
-        own = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
-        agreed = [bool(self.rank_sync.decide_now(lambda row=row: int(row))) for row in own]  # type: ignore[misc]
+        stops = torch.as_tensor(self.criterion(input_ids, scores, **kwargs)).expand(len(input_ids))
+        agreed = [bool(self.rank_sync.decide_now(lambda row=row: int(row))) for row in stops]  # type: ignore[misc]
         return torch.tensor(agreed, device=input_ids.device)  # type: ignore[return-value]

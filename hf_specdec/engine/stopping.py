@@ -33,11 +33,11 @@ class StopCheck:
         stop = text.tokens[-1] in self.eos or (self.max_length is not None and len(text) >= self.max_length)
         if not self.others and len(text) <= self.quiet_length:
             return stop
-        given = tuple(scores) if scores is not None else None
+        kept_scores = tuple(scores) if scores is not None else None
         if len(text) > self.quiet_length:
-            self._length_criterion(text.ids(), given)  # warns once that the model's positions are exceeded
+            self._length_criterion(text.ids(), kept_scores)  # warns once that the model's positions are exceeded
         for criterion in self.others:
-            stop = bool(torch.as_tensor(criterion(text.ids(), given)).all()) or stop
+            stop = bool(torch.as_tensor(criterion(text.ids(), kept_scores)).all()) or stop
         return stop
 
 

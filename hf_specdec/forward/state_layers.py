@@ -95,8 +95,8 @@ def _replacement(name: str) -> Callable[..., Any]:
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         cache = here.recorded
-        assert cache is not None and isinstance(cache.asked, StateLayer)
+        assert cache is not None and isinstance(cache.state_layer, StateLayer)
         with unseen():
-            return replace(cache.asked, *args, **kwargs)
+            return replace(cache.state_layer, *args, **kwargs)
 
     return compute

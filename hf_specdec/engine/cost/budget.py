@@ -95,19 +95,21 @@ class Budget:
         if self._paused:
             return DraftCost(of_node=math.inf, of_forward=math.inf)
         curve = self.costs.curve(num_rows)
-        one = curve.seconds_of_one
-        drafting = num_live * self._seconds_of_node / one if one else 0.0
+        seconds_of_one = curve.seconds_of_one
+        drafting = num_live * self._seconds_of_node / seconds_of_one if seconds_of_one else 0.0
         self._exploring = self._size_to_explore(curve, tokens_left, drafting)
         if self._exploring > 1:
             return DraftCost(of_node=0.0, of_forward=math.inf)
         slope = curve.least_slope(self.max_nodes + 1)  # shared with the other rows' nodes, as drafting is not
-        known = self.costs.draft_speeds.get(network)
+        speed = self.costs.draft_speeds.get(network)
         reading = self._seconds_of_reading
         return DraftCost(
             of_node=self.rate * (slope + drafting),
             of_nodes=functools.partial(self._tokens_of_nodes, curve, num_rows, drafting),
-            of_forward=self.rate * (1.0 if known is None else known.factor),
-            of_reading=self.rate * num_live * (reading / one if reading and one else curve.slope_assumed),
+            of_forward=self.rate * (1.0 if speed is None else speed.factor),
+            of_reading=self.rate
+            * num_live
+            * (reading / seconds_of_one if reading and seconds_of_one else curve.slope_assumed),
             num_steps=min(tokens_left, LIKELY_TOKENS) / self.rate,
         )
 
@@ -250,7 +252,7 @@ class Budget:
             gain = value - time_value * (curve.ratio(of_count) - curve.ratio(alone))
             if gain > self._expected:
                 least, width, self._expected = chance, of_count, gain
-        return [1 + sum(chance >= least for chance in own) for own in chances], width
+        return [1 + sum(chance >= least for chance in row) for row in chances], width
 
     def _best_size(
         self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, num_rows: int, least: int

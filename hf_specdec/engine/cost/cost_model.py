@@ -85,9 +85,9 @@ class CostCurve:
 
     def of_share(self, share: float) -> "CostCurve":
         """The curve of a share of the rows, if a forward's time depends on its tokens alone."""
-        curve, one = CostCurve(0.0), max(share, self.ratio(share))
-        curve.ratios = [max(LEAST, self.ratio(size * share) / one) for size in SIZES]
-        curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * one
+        curve, time = CostCurve(0.0), max(share, self.ratio(share))
+        curve.ratios = [max(LEAST, self.ratio(size * share) / time) for size in SIZES]
+        curve.seconds_of_one = None if self.seconds_of_one is None else self.seconds_of_one * time
         curve.slope_assumed = self.slope_assumed
         curve.counts = [int(self.is_known)] * len(SIZES)
         return curve
@@ -162,7 +162,9 @@ class StepCosts:
         """
         rows = 1 << max(num_rows - 1, 0).bit_length()
         if rows not in self._curves:
-            more = min([known for known, curve in self._curves.items() if curve.is_known and known > rows], default=0)
+            more = min(
+                [number for number, curve in self._curves.items() if curve.is_known and number > rows], default=0
+            )
             curve = self._curves[more].of_share(rows / more) if more else CostCurve(_for_rows(self._slope, rows))
             self._curves[rows] = curve
             if self.is_fixed:

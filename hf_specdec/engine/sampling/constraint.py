@@ -86,14 +86,14 @@ def after_run(tree: DraftTree, root: int, run: Sequence[int]) -> DraftTree:
     if not run:
         return tree
     above, count = DraftTree.chain(root, run), len(run)
-    known = (1.0,) if len(tree) == 1 else tree.probabilities
+    probabilities = (1.0,) if len(tree) == 1 else tree.probabilities
     return DraftTree(
         above.tokens + tree.tokens[1:],
         above.parents + tuple([parent + count for parent in tree.parents[1:]]),
         above.depths + tuple([depth + count for depth in tree.depths[1:]]),
         tree.is_chain,
         drafted_from=tree.drafted_from and {node + count: row for node, row in tree.drafted_from.items()},
-        probabilities=None if known is None else (1.0,) * count + known,
+        probabilities=None if probabilities is None else (1.0,) * count + probabilities,
     )
 
 

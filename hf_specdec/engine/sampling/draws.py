@@ -27,7 +27,7 @@ class DrawsAhead:
         first: the node whose token is drawn next.
 
     Attributes:
-        found: `(N,)` each, N nodes from `first` on: the greatest p / e and its token.
+        result: `(N,)` each, N nodes from `first` on: the greatest p / e and its token.
     """
 
     def __init__(self, probabilities: torch.Tensor, tree: DraftTree, noise: NoiseAhead, *, first: int = 0) -> None:
@@ -36,12 +36,14 @@ class DrawsAhead:
         noise.vocab_size = probabilities.shape[-1]
         rows = [noise.row(level) for level in range(max(self._levels.values()) + 1)]
         last = max(self._levels)
-        own = torch.stack([rows[self._levels.get(node, 0)] for node in range(first, last + 1)])  # (N, vocab_size)
-        self.found: tuple[torch.Tensor, ...] = (probabilities[first : last + 1] / own).max(dim=-1)
+        noise_of_nodes = torch.stack(
+            [rows[self._levels.get(node, 0)] for node in range(first, last + 1)]
+        )  # (N, vocab_size)
+        self.result: tuple[torch.Tensor, ...] = (probabilities[first : last + 1] / noise_of_nodes).max(dim=-1)
         self._read: Sequence[Array] = ()
 
     def load(self, read: Sequence[Array]) -> None:
-        """Take what was read of `found`."""
+        """Take what was read of `result`."""
         self._read = read
 
     def at(self, node: int) -> tuple[float, int] | None:

@@ -61,19 +61,19 @@ def grammar(
         ConfigError: there is no grammar or more than one, it is invalid, or the tokenizer is not a fast one.
         MissingExtraError: llguidance is not installed.
     """
-    asked = {"json_schema": json_schema, "json_object": json_object or None, "regex": regex, "lark": lark}
-    given = [name for name, value in asked.items() if value is not None]
-    if len(given) != 1:
-        rule = f"must get one of {', '.join(asked)}"
-        raise ConfigError("grammar", rule, " and ".join(given) or "none", "Pass one grammar a call.")
-    (field,) = given
+    grammars = {"json_schema": json_schema, "json_object": json_object or None, "regex": regex, "lark": lark}
+    fields = [name for name, value in grammars.items() if value is not None]
+    if len(fields) != 1:
+        rule = f"must get one of {', '.join(grammars)}"
+        raise ConfigError("grammar", rule, " and ".join(fields) or "none", "Pass one grammar a call.")
+    (field,) = fields
     library = import_extra("llguidance", "grammar", "hf_specdec.grammar")
     vocabulary, ends = _vocabulary(tokenizer, eos_token_id)
-    matcher = library.LLMatcher(vocabulary, _source(library.LLMatcher, field, asked[field]), log_level=0)
+    matcher = library.LLMatcher(vocabulary, _source(library.LLMatcher, field, grammars[field]), log_level=0)
     matcher.compute_bitmask()  # finds that no text matches
     if error := matcher.get_error():
         rule = f"must be a grammar that llguidance can follow ({_on_one_line(error)})"
-        raise ConfigError(field, rule, asked[field], "Correct it, or leave out what is not supported.")
+        raise ConfigError(field, rule, grammars[field], "Correct it, or leave out what is not supported.")
     return Grammar(matcher, ends)
 
 
@@ -125,9 +125,9 @@ class GrammarRow:
     def follow(self, text: Sequence[int]) -> None:
         """See `Constraint`. A text that does not go on from the last one, as the grammar has it, is a new prompt."""
         self.descend(())
-        known = 0 if self.text is None else len(self.text)
-        new = text[known:]
-        if self.text != text[:known] or not self._goes_on(new):
+        length = 0 if self.text is None else len(self.text)
+        new = text[length:]
+        if self.text != text[:length] or not self._goes_on(new):
             self._matcher.reset()
             self._has_ended = False
         self.text, self._path = list(text), []

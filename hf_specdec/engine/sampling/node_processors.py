@@ -97,12 +97,12 @@ class _CumulativeSums(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **kwargs or {})
         if function in CUMSUMS:
-            self._found.append(result)
+            self._sums.append(result)
         return result
 
     def below(self, bounds: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -112,9 +112,9 @@ class _CumulativeSums(TorchFunctionMode):
             bounds: `(T, 2)`.
             scores: `(T, vocab_size)`, which the warper gave.
         """
-        if [sums.shape for sums in self._found] != [scores.shape]:
+        if [sums.shape for sums in self._sums] != [scores.shape]:
             return scores.new_zeros(len(scores)), scores.new_ones(len(scores))
-        return torch.searchsorted(self._found[0], bounds).unbind(dim=-1)
+        return torch.searchsorted(self._sums[0], bounds).unbind(dim=-1)
 
 
 def reads_ids(processor: Any) -> bool:
@@ -134,9 +134,9 @@ def _penalized(ids: torch.Tensor, scores: torch.Tensor, penalty: float) -> torch
 
     Multiplied where a score is below 0 and divided elsewhere: that is the lesser of both for a penalty above 1.
     """
-    own = scores.gather(1, ids)  # (T, L)
+    seen_scores = scores.gather(1, ids)  # (T, L)
     chosen = torch.minimum if penalty >= 1.0 else torch.maximum
-    return scores.scatter(1, ids, chosen(own * penalty, own / penalty))
+    return scores.scatter(1, ids, chosen(seen_scores * penalty, seen_scores / penalty))
 
 
 def _texts(tree: DraftTree, text: TokenBuffer) -> torch.Tensor:

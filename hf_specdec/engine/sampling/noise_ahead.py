@@ -106,9 +106,9 @@ class NoiseAhead:
         most = min(depth + 1 + self._num_wanted, self._most_on_host + self._ramp, self._num_kept + MOST_MADE)
         if most > len(self._rows):
             self.row(most - 1)
-        found = tuple(row.noise for row in itertools.islice(self._rows, most) if row.host is None)
-        self._num_read = len(found)
-        return found
+        rows = tuple(row.noise for row in itertools.islice(self._rows, most) if row.host is None)
+        self._num_read = len(rows)
+        return rows
 
     def load(self, read: Sequence[Array]) -> Sequence[Array]:
         """Take what was read of `unread` from the end of `read`; what is left."""
@@ -154,6 +154,6 @@ class NoiseAhead:
         self._num_kept = len(self._rows)
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Returns whether two states are one. They are on the host, whatever the generator's device."""
-    return np.array_equal(one.numpy(), other.numpy())
+    return np.array_equal(first.numpy(), second.numpy())

@@ -47,10 +47,12 @@ class PerRow:
         Raises:
             ConfigError: `make` gave something that cannot be called.
         """
-        found = self.make(row)
-        if not callable(found):
-            raise ConfigError("make", "must return a processor or a criterion", found, "Return what PerRow is to call.")
-        return found
+        processor = self.make(row)
+        if not callable(processor):
+            raise ConfigError(
+                "make", "must return a processor or a criterion", processor, "Return what PerRow is to call."
+            )
+        return processor
 
     def __call__(self, input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
         """Process `(batch, length)` ids and `(batch, vocab_size)` scores row by row."""
@@ -68,10 +70,10 @@ def of_prompt(processors: Iterable[Any], index: int) -> list[Any]:
 
 def of_only_row(processors: Iterable[Any]) -> list[Any]:
     """The processors of a call of one row."""
-    found = list(processors)
-    while any(isinstance(item, PerRow) for item in found):
-        found = [item.of_row(0) if isinstance(item, PerRow) else item for item in found]
-    return found
+    items = list(processors)
+    while any(isinstance(item, PerRow) for item in items):
+        items = [item.of_row(0) if isinstance(item, PerRow) else item for item in items]
+    return items
 
 
 def _row_of(scores: Any, row: int) -> Any:

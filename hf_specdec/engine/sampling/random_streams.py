@@ -32,14 +32,14 @@ class OwnDraws(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `function`, with a generator of the stream if it is a draw without one."""
-        given = kwargs or {}
+        options = kwargs or {}
         if function is _own_generator:
             return self._generator(*args)
-        if function in DRAWS and given.get("generator") is None:
-            drawn_from = args[0] if args else given.get("input")
-            device = drawn_from.device if isinstance(drawn_from, torch.Tensor) else given.get("device")
-            given = {**given, "generator": self._generator(torch.device(device or "cpu"))}
-        return function(*args, **given)
+        if function in DRAWS and options.get("generator") is None:
+            drawn_from = args[0] if args else options.get("input")
+            device = drawn_from.device if isinstance(drawn_from, torch.Tensor) else options.get("device")
+            options = {**options, "generator": self._generator(torch.device(device or "cpu"))}
+        return function(*args, **options)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -115,5 +115,5 @@ def _own_generator(device: torch.device) -> torch.Generator | None:
     """The generator of the `OwnDraws` that this thread is in, `None` outside of any: they are asked by torch's way."""
     if not has_torch_function((device,)):
         return None
-    found: torch.Generator | None = handle_torch_function(_own_generator, (device,), device)
-    return found
+    generator: torch.Generator | None = handle_torch_function(_own_generator, (device,), device)
+    return generator

@@ -1,4 +1,10 @@
-"""Rejection sampling of drawn drafts: of one node on the host, and of all nodes of a tree on a device in one read."""
+"""Rejection sampling of drawn drafts, of one node or of all nodes of a tree without a read in between.
+
+Each drawn token x in turn is accepted with probability min(1, p(x) / q(x)). If it is not, what is left of the target's
+distribution is p <- norm(max(p - q, 0)), and the next one was drawn from q without x. The last p decides if none is
+accepted, so that every token is distributed as p. Sources: https://arxiv.org/abs/2302.01318 and 2211.17192 for one
+token, 2305.09781 and 2402.12374 for several without replacement.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,57 +18,23 @@ from hf_specdec.errors import ConfigError
 Array = npt.NDArray[Any]
 
 
-def rejection_sample(
-    p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int], generator: torch.Generator | None = None
-) -> int:
-    """A token distributed as `p`, one of `drawn` as often as that allows.
-
-    Each drawn token x in turn is accepted with probability min(1, p(x) / q(x)). If it is not, what is left of the
-    target's distribution is p <- norm(max(p - q, 0)), and the next one was drawn from q without x. The last p decides
-    if none is accepted. Sources: https://arxiv.org/abs/2302.01318 and 2211.17192 for one token, 2305.09781 and
-    2402.12374 for several without replacement.
-
-    Args:
-        p: `(vocab_size,)` fp32, the target's probabilities.
-        q: `(vocab_size,)` fp32, the probabilities that the first of `drawn` was drawn from.
-        drawn: different tokens, each drawn from `q` without those before it. How many there are may not depend on
-            the values of those that might have been left out.
-        generator: of `p`'s device; `None` is the global one. One uniform number a drawn token, then one multinomial
-            draw, as far as they are needed.
-
-    Raises:
-        ConfigError: `q` is not of this vocabulary.
-    """
-    _check_width(q, len(p))
-    q = q.to(p.device, copy=True)
-    for token in drawn:
-        share = q[token]
-        was_drawn = share > 0.0  # else it was not drawn from q, and says nothing
-        uniform = torch.rand((), generator=generator, device=p.device, dtype=p.dtype)
-        if was_drawn & (uniform * share < p[token]):
-            return token
-        rest = (p - q).clamp_min_(0.0)
-        total = rest.sum()
-        # p <= q everywhere is p = q but for rounding: then p itself is as good.
-        p = torch.where(was_drawn & (total > 0.0), rest / total, p)
-        q[token] = 0.0
-        q /= q.sum().clamp_min(torch.finfo(q.dtype).tiny)
-    return int(torch.multinomial(p, num_samples=1, generator=generator))
-
-
 class Rejections:
-    """The rule of `rejection_sample` for all nodes of a tree at once, without a read in between.
+    """The tokens after some nodes of a tree.
 
     Which nodes are reached depends on earlier tokens, their own numbers do not: those of the others are left unused.
 
     Args:
         probabilities: `(T, vocab_size)` fp32, the target's.
         drafted_from: for each node `(vocab_size,)`, what its children were drawn from; `None` without children.
-        drawn: for each node the tokens of its children, in the order of their draws.
+        drawn: for each node the tokens of its children, in the order of their draws: different ones. How many there are
+            may not depend on the values of those that might have been left out.
         generator: of the device; `None` is the global one.
 
+    Raises:
+        ConfigError: what children were drawn from is not of this vocabulary.
+
     Attributes:
-        found: `(T,)` each: whether the first drawn token is accepted, the second and so on, then the greatest p / e of
+        result: `(T,)` each: whether the first drawn token is accepted, the second and so on, then the greatest p / e of
             what is left of the target's probabilities, and its token.
     """
 
@@ -87,11 +59,11 @@ class Rejections:
             tokens = upload(torch.tensor(filled, device=HOST), probabilities.device)  # (T, C)
             accepted, probabilities = _reject(probabilities, q, tokens, generator)
         noise = torch.empty_like(probabilities).exponential_(generator=generator)
-        self.found = (*accepted, *(probabilities / noise).max(dim=-1))
+        self.result = (*accepted, *(probabilities / noise).max(dim=-1))
         self._read: Sequence[Array] = ()
 
     def load(self, read: Sequence[Array]) -> None:
-        """Take what was read of `found`."""
+        """Take what was read of `result`."""
         self._read = read
 
     def token_after(self, node: int) -> int | None:

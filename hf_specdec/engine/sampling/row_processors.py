@@ -103,38 +103,38 @@ def _of_row(processor: Any, row: int | None, num_rows: int) -> Any:
     if row is not None and isinstance(processor, PerRow):
         return processor.of_row(row)
     if row is not None and (take := OF_ROW.get(_name(processor))) is not None:
-        own = copy.copy(processor)
-        take(own, row, num_rows)
-        return own
+        of_row = copy.copy(processor)
+        take(of_row, row, num_rows)
+        return of_row
     padding = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(padding, torch.Tensor):
         return processor
-    own = copy.copy(processor)
-    own.prompt_ignore_length = None if row is None else padding[row : row + 1]
-    return own
+    of_row = copy.copy(processor)
+    of_row.prompt_ignore_length = None if row is None else padding[row : row + 1]
+    return of_row
 
 
-def _take_encoder_ids(own: Any, row: int, num_rows: int) -> None:
+def _take_encoder_ids(processor: Any, row: int, num_rows: int) -> None:
     """One text's ids, of `(texts, length)`: several rows may continue one text."""
-    text = row // (num_rows // len(own.encoder_input_ids))
-    own.encoder_input_ids = own.encoder_input_ids[text : text + 1]
+    text = row // (num_rows // len(processor.encoder_input_ids))
+    processor.encoder_input_ids = processor.encoder_input_ids[text : text + 1]
 
 
-def _take_encoder_ngrams(own: Any, row: int, num_rows: int) -> None:
-    own.generated_ngrams = [own.generated_ngrams[row // (num_rows // own.batch_size)]]
-    own.batch_size = 1
+def _take_encoder_ngrams(processor: Any, row: int, num_rows: int) -> None:
+    processor.generated_ngrams = [processor.generated_ngrams[row // (num_rows // processor.batch_size)]]
+    processor.batch_size = 1
 
 
-def _take_prefix_function(own: Any, row: int, num_rows: int) -> None:
-    take_prefix_row(own, row)
+def _take_prefix_function(processor: Any, row: int, num_rows: int) -> None:
+    take_prefix_row(processor, row)
 
 
-def _take_grammar(own: Any, row: int, num_rows: int) -> None:
-    grammars = own.compiled_grammars
-    own.compiled_grammars = [grammars[row] if len(grammars) > 1 else grammars[0]]
+def _take_grammar(processor: Any, row: int, num_rows: int) -> None:
+    grammars = processor.compiled_grammars
+    processor.compiled_grammars = [grammars[row] if len(grammars) > 1 else grammars[0]]
 
 
-def _take_nothing(own: Any, row: int, num_rows: int) -> None:
+def _take_nothing(processor: Any, row: int, num_rows: int) -> None:
     """An unused copy begins with the state of one row."""
 
 

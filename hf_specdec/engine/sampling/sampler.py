@@ -14,7 +14,6 @@ from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.per_row import of_only_row
 from hf_specdec.engine.sampling.random_streams import RandomStream
-from hf_specdec.engine.sampling.rejections import rejection_sample
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
@@ -129,17 +128,12 @@ class Sampler:
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
         """One draw, as plain decoding does it; after a node with drawn children, the draw that favours them."""
         assert self._tree is not None
-        drafted_from = (self._tree.drafted_from or {}).get(node)
-        children = self._tree.children(node)
-        if drafted_from is not None and children:
-            if is_host(self.device):
-                drawn = [self._tree.tokens[child] for child in children]
-                return rejection_sample(probabilities[0], drafted_from, drawn, self.generator)
+        if node in (self._tree.drafted_from or {}) and self._tree.children(node):
             rejections = rejections_of(probabilities, self._tree, self._stream, node)
-            rejections.load(tuple(read_tensors(rejections.found)))
+            rejections.load(tuple(read_tensors(rejections.result)))
             if (token := rejections.token_after(0)) is not None:
                 return token
-        known = self._noise.draw(probabilities) if self._noise is not None and is_host(self.device) else None
-        if known is not None:
-            return known
+        made_ahead = self._noise.draw(probabilities) if self._noise is not None and is_host(self.device) else None
+        if made_ahead is not None:
+            return made_ahead
         return int(torch.multinomial(probabilities, num_samples=1, generator=self.generator))

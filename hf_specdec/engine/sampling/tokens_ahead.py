@@ -52,12 +52,12 @@ class TokensAhead:
         self._probabilities = torch.nn.functional.softmax(scores, dim=-1)
         if tree.drafted_from:
             self._rejections = rejections_of(self._probabilities, tree, self._stream)
-            return *self._rejections.found, *pairs
+            return *self._rejections.result, *pairs
         if not draws_ahead:
             return tuple(pairs)
         self._draws = self._drawn_from(0)
         assert self._noise is not None
-        return *self._draws.found, *pairs, *self._noise.unread(max(tree.depths))
+        return *self._draws.result, *pairs, *self._noise.unread(max(tree.depths))
 
     def load(self, read: Sequence[Array]) -> None:
         """Take what was read of the tensors that `find` gave."""
@@ -83,7 +83,7 @@ class TokensAhead:
         drawn = self._draws.at(node)
         if drawn is None:
             self._draws = self._drawn_from(node)
-            self._draws.load(tuple(read_tensors(self._draws.found)))
+            self._draws.load(tuple(read_tensors(self._draws.result)))
             drawn = self._draws.at(node)
         ratio, token = drawn or (0.0, 0)
         if not ratio > 0.0:  # NaN of what is no probability, too
@@ -98,7 +98,7 @@ class TokensAhead:
         return self._probabilities[node : node + 1]
 
     def _is_sure(self, node: int) -> bool:
-        return all(one[node] == other[node] for one, other in zip(self._pairs[::2], self._pairs[1::2], strict=True))
+        return all(least[node] == most[node] for least, most in zip(self._pairs[::2], self._pairs[1::2], strict=True))
 
     def _drawn_from(self, node: int) -> DrawsAhead:
         assert self._probabilities is not None and self._noise is not None

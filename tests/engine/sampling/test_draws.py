@@ -24,7 +24,7 @@ def tree() -> DraftTree:
 def drawn_ahead(stream: RandomStream, probabilities: torch.Tensor = PROBABILITIES, **options: int) -> DrawsAhead:
     """As the samplers have them, after one transfer."""
     draws = DrawsAhead(probabilities, tree(), NoiseAhead(stream), **options)
-    draws.load([part.numpy() for part in draws.found])
+    draws.load([part.numpy() for part in draws.result])
     return draws
 
 
@@ -66,7 +66,7 @@ def test_only_the_next_level_is_taken() -> None:
         assert taken(draws, node) is not None
     assert taken(draws, 6) is None
     below = drawn_ahead(stream, first=6)
-    assert len(below.found[0]) == 2
+    assert len(below.result[0]) == 2
     assert [taken(below, node) for node in (0, 7)] == [None, None]
     assert None not in [taken(below, node) for node in (6, 7)]
 

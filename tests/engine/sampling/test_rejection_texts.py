@@ -23,8 +23,7 @@ from tests.helpers.drafts import (
     learned,
     random_table,
     sample,
-    verify_at_once,
-    verify_by_drawing,
+    verify_drawn,
 )
 
 pytestmark = pytest.mark.each_value_in_file
@@ -64,7 +63,6 @@ def texts_of(
     budget: int = 100,
     max_nodes: int | None = None,
     told: Callable[[torch.Tensor], torch.Tensor] = lambda q: q,
-    verify: Callable[..., list[int]] = verify_by_drawing,
 ) -> dict[tuple[int, ...], int]:
     """How often each text of `length` tokens is written by steps of draft and target."""
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +84,7 @@ def texts_of(
             told_of = {node: told(q) for node, q in (tree.drafted_from or {}).items()}
             tree = dataclasses.replace(tree, drafted_from=told_of)
             so_far = list(text)
-            tokens = verify(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
+            tokens = verify_drawn(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
             learned(drafter, tree, None, tokens)
             text += tokens
         return tuple(text[1 : length + 1])
@@ -123,13 +121,12 @@ WARPS = {  # of the draft, of the target
 
 
 @pytest.mark.at_most(1)
-@pytest.mark.parametrize("verify", [verify_by_drawing, verify_at_once])
 @pytest.mark.parametrize("shape", wide_but(["tree"], SHAPES))
-def test_texts_have_the_target_s_distribution(shape: str, verify: Callable[..., list[int]]) -> None:
+def test_texts_have_the_target_s_distribution(shape: str) -> None:
     """1,500 texts of two tokens, 36 different ones; odds of one in a million."""
     warps = temperature(0.9), temperature(0.8)
     config = DraftModelConfig(use_logits=True, **SHAPES[shape])
-    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500, verify=verify)
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=1_500)
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value < critical_value(degrees)
 
