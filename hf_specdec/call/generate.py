@@ -26,7 +26,7 @@ from hf_specdec.call.request import NO_METHOD, Request, prompt_length
 from hf_specdec.call.rules.arguments import LENGTHS, check_no_choice, check_prompt, check_settings, check_taken
 from hf_specdec.call.rules.method import check_draft
 from hf_specdec.common.stats import CallPlan, SpecStats
-from hf_specdec.compat.placement import device_mesh
+from hf_specdec.compat.devices import device_mesh
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import with_stats

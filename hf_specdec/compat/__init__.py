@@ -31,12 +31,21 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.utils import ModelOutput
 
+from hf_specdec.compat.attention import (
+    attention_implementation,
+    drop_empty_layer_types,
+    knows_windows,
+    mask_config,
+    mask_function_of,
+    masks_for_forward,
+    register_mask_function,
+    set_attention_implementation,
+)
 from hf_specdec.compat.caches import (
     CACHE,
     GIVEN_CACHES,
     STATIC_NAMES,
     VALUES_KEEP_DTYPE,
-    assists_static_caches,
     attends_to_images,
     cache_name,
     cached_length,
@@ -93,16 +102,6 @@ from hf_specdec.compat.generation import (
     unbounded_layers,
     updated_kwargs,
 )
-from hf_specdec.compat.masks import (
-    attention_implementation,
-    drop_empty_layer_types,
-    knows_windows,
-    mask_config,
-    mask_function_of,
-    masks_for_forward,
-    register_mask_function,
-    set_attention_implementation,
-)
 from hf_specdec.compat.models import (
     OF_PROMPTS,
     adds_virtual_tokens,
@@ -113,7 +112,6 @@ from hf_specdec.compat.models import (
     finds_invocations,
     generation_model,
     has_virtual_tokens,
-    ignores_positions,
     innermost_decoder,
     input_embeddings,
     is_compiled,
@@ -135,7 +133,6 @@ from hf_specdec.compat.models import (
 )
 from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced, modules_of
 from hf_specdec.compat.settings import (
-    dropped_settings,
     is_assistants_call,
     keep_own_settings,
     leave_own_settings,

@@ -1,4 +1,4 @@
-"""Private or moving names of transformers and torch that attention functions need, each with its reason.
+"""Attention functions of transformers and torch, and their masks.
 
 Names                              Why
 `sdpa_attention_forward`           what is computed in another way here, unless somebody registers another function
@@ -6,19 +6,32 @@ Names                              Why
                                    core takes its place in this package's forwards
 `_can_set_attn_implementation`, `_supports_sdpa`, `_supports_attention_backend`
                                    models with attention code of their own take a foreign mask for theirs
+mask functions                     a tree's mask is the model's own mask evaluated at the nodes' positions
+`_attn_implementation`             names the mask function, on a private copy of the configuration
+`_buffers`                         hold tables of masks
 `Tensor._version`                  tells a mask that was changed in place from the one that something was made of
 """
 
+import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    AttentionMaskInterface,
+    create_masks_for_generate,
+)
 
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.generation import has_own_cache
-from hf_specdec.compat.masks import mask_function_of
+from hf_specdec.compat.models import max_positions, text_config
 from hf_specdec.compat.modules import modules_of
 
 EAGER = "eager_attention_forward"
@@ -80,3 +93,125 @@ def _file_of(cls: type) -> dict[str, Any]:
 def version_of(tensor: torch.Tensor) -> int | None:
     """A number that changes with every change in place, or `None` where torch does not count them."""
     return None if tensor.is_inference() else tensor._version
+
+
+MASKED = ("sdpa", "eager")  # attention that takes any mask
+NO_MODELS = ("builtins", "transformers.modeling_utils", "transformers.generation", "transformers.utils")
+WINDOWED = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
+
+
+def mask_config(config: Any) -> Any:
+    """The part of a configuration that mask functions read.
+
+    Of an encoder-decoder with one flat configuration, `get_text_config` returns a deep copy, which no one else reads.
+    """
+    text = text_config(config)
+    is_part = text is config or not config.is_encoder_decoder or any(value is text for value in vars(config).values())
+    return text if is_part else config
+
+
+def attention_implementation(config: Any) -> str | None:
+    """Name of the attention implementation of the decoder."""
+    return cast("str | None", text_config(config)._attn_implementation)
+
+
+def set_attention_implementation(config: Any, name: str) -> None:
+    """Set the decoder's attention implementation on a private configuration and nowhere else."""
+    object.__setattr__(mask_config(config), "_attn_implementation_internal", name)
+
+
+def drop_empty_layer_types(config: Any) -> None:
+    """Take `"layer_types": null` out of a private configuration: transformers asks only whether the name is there."""
+    values = vars(mask_config(config))
+    if "layer_types" in values and values["layer_types"] is None:
+        del values["layer_types"]
+
+
+def mask_function_of(implementation: str | None) -> Callable[..., Any] | None:
+    """transformers' mask function for an attention implementation, or `None` where it has none."""
+    return cast("Callable[..., Any] | None", ALL_MASK_ATTENTION_FUNCTIONS.get(implementation))
+
+
+def register_mask_function(name: str, function: Callable[..., Any]) -> None:
+    """Add a mask function under a name of our own; no existing name is replaced."""
+    AttentionMaskInterface.register(name, function)
+
+
+def masks_for_forward(
+    model: PreTrainedModel,
+    config: Any,
+    *,
+    shape: tuple[int, int],
+    attention_mask: torch.Tensor | None,
+    cache: Cache,
+    position_ids: torch.Tensor,
+) -> Any:
+    """Masks that the model's own code makes for `config`: a 4-D mask or a dict with one per kind of layer.
+
+    `shape` is (batch, T). The model's `create_masks_for_generate` is used where it has its own.
+    """
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    return create(
+        config=config,
+        inputs_embeds=torch.empty((*shape, 0), dtype=model.dtype, device=position_ids.device),
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        **{CACHE: cache},
+    )
+
+
+def tables_of_masks(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Buffers `(..., P, P)` that hold a mask for each of the model's P positions, as GPT-Neo's layers do."""
+    positions = max_positions(model.config)
+    if positions is None:
+        return []
+    tables = [table for module in modules_of(model) for table in module._buffers.values() if table is not None]
+    return [table for table in tables if table.shape[-2:] == (positions, positions)]
+
+
+def has_table_with_window(model: PreTrainedModel) -> bool:
+    """True if layers take a window from such a table, which counts columns of the cache instead of positions."""
+    tables = [table for table in tables_of_masks(model) if table.dtype == torch.bool]
+    return any(table.is_meta or not table[..., -1, 0].any() for table in tables)  # on the meta device nothing is known
+
+
+def knows_windows(model: PreTrainedModel) -> bool:
+    """True if the code of the model's classes makes masks with a window or blocks; a hub's may have its own ways.
+
+    Another class of the same file does not count: a part of the model that is not there may be the one with windows.
+    """
+    if model.is_remote_code():
+        return True
+    classes = {base for kind in set(map(type, model.modules())) for base in kind.__mro__ if base is not GenerationMixin}
+    return any(not kind.__module__.startswith("torch.") and WINDOWED & _names_in_class(kind) for kind in classes)
+
+
+def _names_in_class(kind: type) -> set[str]:
+    """Names that the methods of a class read, and those of the functions of its file that they call."""
+    file: dict[str, Any] = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+    names = _names_in(vars(kind).values())
+    return names | _names_in(file[name] for name in names & file.keys() if isinstance(file[name], FunctionType))
+
+
+@functools.cache
+def names_in_own_methods(cls: Any) -> frozenset[str]:
+    """Names that the methods read which a model's file gives to one of its classes, or to those that it extends."""
+    files = (base for base in cls.__mro__ if not base.__module__.startswith(("torch.", *NO_MODELS)))
+    return frozenset().union(*(_names_in(vars(base).values()) for base in files))
+
+
+def _names_in(functions: Iterable[Any]) -> set[str]:
+    names: set[str] = set()
+    for function in functions:
+        function = inspect.unwrap(getattr(function, "__func__", function))
+        if isinstance(function, FunctionType):
+            names.update(name for code in _codes(function.__code__) for name in code.co_names)
+    return names
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of what is defined within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -18,7 +18,6 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
     LinearAttentionCacheLayerMixin,
-    StaticLayer,
 )
 
 OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both
@@ -128,11 +127,6 @@ def crop_to(cache: Cache, length: int) -> bool:
 def can_reorder(cache: Any) -> bool:
     """Returns whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
     return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
-
-
-def assists_static_caches() -> bool:
-    """Returns whether transformers' assisted decoding takes static caches, as from 5.24 on."""
-    return bool(StaticLayer.is_croppable)
 
 
 def recorded(cache: Any) -> list[tuple[Any, bool]]:

@@ -1,4 +1,4 @@
-"""Devices of a model's weights and inputs.
+"""Devices and processes over which a model's weights and inputs are placed.
 
 Names                              Why
 `_hf_hook`, `hf_device_map`        accelerate's hooks bring weights and inputs together
@@ -8,12 +8,16 @@ Names                              Why
                                    one graph serves all widths; `mark_dynamic` raises where a model allows one alone
 `_is_mkldnn_bf16_supported`, `_is_mkldnn_fp16_supported`, `_is_amx_tile_supported`
                                    torch has no public name for whether a CPU computes in halves, or tiles of them
+`_device_mesh`                     over which processes a tensor-parallel model's weights are shared out
+`_no_split_modules`                parts that accelerate must not tear apart
+`DistributedConfig`                `from_pretrained` takes `tp_plan` in it only
 """
 
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from hf_specdec.compat.models import input_embeddings
 from hf_specdec.compat.modules import modules_of
@@ -78,3 +82,24 @@ def mark_static_address(tensor: torch.Tensor) -> None:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Tell compiled forwards that this dimension changes, where the function does not depend on one size."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def device_mesh(model: PreTrainedModel) -> Any:
+    """The mesh of devices over which transformers has shared out the model's weights, or `None`."""
+    return getattr(model, "_device_mesh", None)
+
+
+def is_shared(model: PreTrainedModel) -> bool:
+    """True if several processes hold parts of the model's weights, so that its forwards are collectives."""
+    mesh = device_mesh(model)
+    return mesh is not None and mesh.size() > 1
+
+
+def tensor_parallel_arguments(plan: dict[str, Any]) -> dict[str, Any]:
+    """`tp_plan` and `tp_size` as `from_pretrained` takes them."""
+    return {"distributed_config": DistributedConfig(**plan)}
+
+
+def unsplittable_modules(model: PreTrainedModel) -> list[str]:
+    """Classes of modules that must lie on one device."""
+    return list(model._no_split_modules or ())

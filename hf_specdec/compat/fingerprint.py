@@ -21,9 +21,8 @@ import torch
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_specdec.compat.attention import attention_function_of
+from hf_specdec.compat.attention import attention_function_of, attention_implementation, mask_function_of
 from hf_specdec.compat.caches import CACHE_NAMES, OLD_NAMES
-from hf_specdec.compat.masks import attention_implementation, mask_function_of
 from hf_specdec.compat.modules import modules_of
 
 # Hooks and forwards that leave what is computed as it is: ours are there for single forwards, transformers' collect

@@ -1,4 +1,4 @@
-"""A model's parts, walked in every call.
+"""A model's parts, walked in every call, and the operators of torch that they run.
 
 Names                              Why
 `_modules`, `_parameters`, `_base`, `_buffers` read directly, in a quarter of the time that torch's own iteration takes
@@ -12,16 +12,25 @@ Names                              Why
 `torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
 `_grouped_mm`, `_int_mm`           products of experts, as torch's modes see them, and of integers
 `DeviceContext`                    the mode of `torch.set_default_device`, which replaces none
+`LlamaRMSNorm`                     each model has a norm of its own, some 140 of them with this one's code
+`TorchDispatchMode`, `_schema`, `_cdata`
+                                   operators as a dispatch mode sees them, and the storages of tensors
 """
 
 import contextlib
+import functools
+import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from transformers.activations import GELUActivation, GELUTanh, QuickGELUActivation, SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaRMSNorm as LlamaRMSNorm
 from transformers.utils.output_capturing import _active_collector
 
 grouped_mm = torch._grouped_mm
@@ -118,3 +127,62 @@ def write_count(weight: torch.Tensor) -> tuple[int, int]:
 def parameters_of(module: torch.nn.Module) -> Mapping[str, torch.nn.Parameter | None]:
     """The parameters that a module itself holds, by name, as they are at any later time."""
     return module._parameters
+
+
+CODE = ("co_code", "co_names", "co_varnames", "co_consts")
+LLAMAS = LlamaRMSNorm.forward  # before anybody replaces it
+
+
+def is_rms_norm(module: torch.nn.Module) -> TypeGuard[LlamaRMSNorm]:
+    """True if the module's class computes `weight * (x / sqrt(mean(x ** 2) + variance_epsilon))` as Llama's does.
+
+    Told by the code of its `forward`: a class that rounds or scales in another way is no such norm, nor is one whose
+    `forward` was replaced.
+    """
+    forward = getattr(type(module), "forward", None)  # which modules of TorchScript lack
+    return isinstance(forward, types.FunctionType) and _is_llamas(forward)
+
+
+@functools.cache
+def _is_llamas(forward: types.FunctionType) -> bool:
+    if LLAMAS.__module__ != LlamaRMSNorm.__module__:  # somebody did
+        return False
+    return all(getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name) for name in CODE)
+
+
+TO_COPY = torch.ops.aten._to_copy.default  # what `tensor.to` calls
+EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+# What reads numbers of a tensor into Python: another call may do something else.
+READING = frozenset({"_local_scalar_dense", "nonzero", "item", "equal", "is_nonzero", "unique", "_unique2"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Properties of an operator.
+
+    Attributes:
+        name (`str`): without its namespace and overload.
+        decides (`bool`): whether numbers of a tensor, or random ones, decide what happens next.
+        is_empty (`bool`): whether its result holds nothing yet.
+        is_constant (`bool`): whether its result is what it was given.
+        changes (`bool`): whether it writes into its arguments.
+    """
+
+    name: str
+    decides: bool
+    is_empty: bool
+    is_constant: bool
+    changes: bool
+
+
+def operator_of(function: Any) -> Operator:
+    """Properties of an operator that a dispatch mode sees."""
+    schema = function._schema
+    name = schema.name.partition("::")[2].partition(".")[0]
+    decides = name in READING or torch.Tag.nondeterministic_seeded in function.tags
+    return Operator(name, decides, name in EMPTY, name == "lift_fresh", schema.is_mutable)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Names the storage of a tensor as long as it lives."""
+    return int(tensor.untyped_storage()._cdata)

@@ -26,7 +26,7 @@ from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from hf_specdec.compat.masks import MASKED, attention_implementation, set_attention_implementation
+from hf_specdec.compat.attention import MASKED, attention_implementation, set_attention_implementation
 from hf_specdec.compat.models import text_config
 from hf_specdec.compat.modules import as_read_by
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, text_config
-from hf_specdec.compat.masks import tables_of_masks
+from hf_specdec.compat.attention import tables_of_masks
 from hf_specdec.compat.models import innermost_decoder, input_embeddings, named_positions
 from hf_specdec.compat.modules import modules_of
 

@@ -6,15 +6,11 @@ Names                        Why
 
 import copy
 import inspect
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import TransformersKwargs
-
-from hf_specdec.compat.hub_files import cached_file
 
 
 def keep_own_settings(generation_config: GenerationConfig) -> bool:
@@ -47,18 +43,6 @@ def without_settings(generation_config: GenerationConfig, names: Iterable[str]) 
 def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
     """Returns whether transformers' own assisted decoding asks a model for drafts by these arguments of `generate`."""
     return bool(getattr(kwargs.get("generation_config"), "is_assistant", False))
-
-
-def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:
-    """Settings in a checkpoint's generation configuration that loading it dropped."""
-    try:
-        file = cached_file(path, "generation_config.json", **hub_arguments)
-        saved = json.loads(Path(file).read_text("utf-8"))
-    except (OSError, ValueError):  # there is none that could be read
-        return {}
-    if not isinstance(saved, dict) or not saved.get("_from_model_config"):
-        return {}
-    return {name: value for name, value in saved.items() if not hasattr(generation_config, name)}
 
 
 def without_defaults(generation_config: GenerationConfig, names: Iterable[str]) -> GenerationConfig:

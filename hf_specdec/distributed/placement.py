@@ -13,8 +13,8 @@ from accelerate.utils import get_balanced_memory
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat.devices import device_mesh, tensor_parallel_arguments, unsplittable_modules
 from hf_specdec.compat.modules import modules_of, own_weights
-from hf_specdec.compat.placement import device_mesh, tensor_parallel_arguments, unsplittable_modules
 from hf_specdec.errors import ConfigError
 
 DEVICE_LIST, DRAFT_LIST, TARGET_LIST = "device_list", "draft_model_device_list", "target_model_device_list"

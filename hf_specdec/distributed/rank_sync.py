@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.placement import device_mesh, is_shared
+from hf_specdec.compat.devices import device_mesh, is_shared
 from hf_specdec.distributed.rank_channel import RankChannel, describe
 from hf_specdec.errors import RankError, UnsupportedModelError
 

@@ -9,9 +9,9 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.transfer import HOST, left_padded
+from hf_specdec.compat.devices import device_mesh
 from hf_specdec.compat.fingerprint import Fingerprint
-from hf_specdec.compat.placement import device_mesh
-from hf_specdec.compat.processors import in_order
+from hf_specdec.compat.generation import in_order
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes

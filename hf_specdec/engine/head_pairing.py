@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.modules import as_read_by
-from hf_specdec.compat.placement import is_shared
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.engine.call import UNBOUNDED, Call
 from hf_specdec.engine.draft_pairing import MAX_PADDING

@@ -13,8 +13,8 @@ from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.common.transfer import is_host
+from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import hooks_of, is_library_code
-from hf_specdec.compat.placement import is_shared
 from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import compiled_beside, state_of

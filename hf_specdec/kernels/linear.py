@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import HOST
-from hf_specdec.compat.weights import Conv1D
+from hf_specdec.compat.loading import Conv1D
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import WeightForward, is_readable, unseen
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import weights as compat
+from hf_specdec.compat import loading as compat
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels.packed import Packed, PackedEmbedding, PackedLinear
 from hf_specdec.kernels.packed_layout import Q8_0, Format, quantized

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat.masks import names_in_own_methods
+from hf_specdec.compat.attention import names_in_own_methods
 from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS, grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention

@@ -7,7 +7,7 @@ as they do; only the sum of squares is added up in another order.
 import torch
 
 from hf_specdec.common.recording import recorder
-from hf_specdec.compat.norms import LlamaRMSNorm, is_rms_norm
+from hf_specdec.compat.modules import LlamaRMSNorm, is_rms_norm
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import WeightForward, is_readable
 

@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 from hf_specdec.api.enable import SpecGenerationMixin, enable
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.common.files import check_path, said_of_hub
-from hf_specdec.compat import dropped_settings, generation_model, input_device
+from hf_specdec.compat import generation_model, input_device
+from hf_specdec.compat.loading import dropped_settings
 from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name

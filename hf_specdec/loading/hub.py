@@ -20,7 +20,7 @@ from hf_specdec import compat
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.generate import generate_once
 from hf_specdec.common.files import check_path
-from hf_specdec.compat.hub_files import validate_repo_id
+from hf_specdec.compat.loading import validate_repo_id
 from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.registry import resolve
 

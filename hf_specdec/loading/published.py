@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hf_specdec.common.files import PathLike, lock
-from hf_specdec.compat.weights import dequantized_gguf
+from hf_specdec.compat.loading import dequantized_gguf
 from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, unknown_name
 from hf_specdec.loading import embedded
 

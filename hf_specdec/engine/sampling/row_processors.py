@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec import compat
-from hf_specdec.compat.processors import take_prefix_row
+from hf_specdec.compat.generation import take_prefix_row
 from hf_specdec.engine.sampling.per_row import PerRow
 
 TRANSFORMERS = compat.PROCESSORS_MODULE

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_specdec.common.transfer import is_host
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.processors import in_order
+from hf_specdec.compat.generation import in_order
 from hf_specdec.engine.sampling.constraint import constraint_of
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
+from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
-from hf_specdec.compat.placement import is_shared
 from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
 from hf_specdec.distributed.rank_sync import any_process
 from hf_specdec.forward.capabilities.attempts import ProbeFailed

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.compat.masks import has_table_with_window
+from hf_specdec.compat.attention import has_table_with_window
 from hf_specdec.compat.state_layers import limits_time_steps, places_trees
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.placement import device_mesh
+from hf_specdec.compat.devices import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_facts import ModelFacts

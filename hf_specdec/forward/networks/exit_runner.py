@@ -18,7 +18,7 @@ from hf_specdec.cache.first_layers import first_layers_of
 from hf_specdec.cache.rollback import rollback_over
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.placement import device_mesh
+from hf_specdec.compat.devices import device_mesh
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.compiled_forward import ForwardWidths

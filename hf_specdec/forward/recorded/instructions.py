@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.compat.operators import TO_COPY
+from hf_specdec.compat.modules import TO_COPY
 from hf_specdec.forward.recorded.trace import Columns, Mask, NotRecordable, Record, Ref, Step, View
 from hf_specdec.kernels.cpu import KINDS
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.compat.operators import Operator, TorchDispatchMode, operator_of, storage_of
+from hf_specdec.compat.modules import Operator, TorchDispatchMode, operator_of, storage_of
 
 
 class NotRecordable(Exception):

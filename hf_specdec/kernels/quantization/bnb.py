@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import weights as compat
+from hf_specdec.compat import loading as compat
 from hf_specdec.errors import UnsupportedModelError
 
 BLOCK = 64  # numbers that share a scale in nf4

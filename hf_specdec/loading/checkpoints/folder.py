@@ -12,7 +12,7 @@ import transformers
 from huggingface_hub.errors import HFValidationError
 
 from hf_specdec.common.files import check_path, is_missing_folder
-from hf_specdec.compat.hub_files import validate_repo_id
+from hf_specdec.compat.loading import validate_repo_id
 from hf_specdec.errors import CheckpointError, ConfigError, first_line, shown
 
 OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import weights as compat
+from hf_specdec.compat import loading as compat
 from hf_specdec.errors import MissingExtraError
 from hf_specdec.kernels.packed import why_unused
 from hf_specdec.kernels.packed_layout import FORMATS, Q8_0, Format, interleaved, quantized

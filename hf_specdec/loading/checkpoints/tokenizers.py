@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_specdec.compat.hub_files import cached_file
+from hf_specdec.compat.loading import cached_file
 from hf_specdec.errors import CheckpointError, first_line
 from hf_specdec.loading.checkpoints.folder import with_gguf_file
 from hf_specdec.methods.common.draft_head import DraftHead

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hf_specdec.common.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
-from hf_specdec.compat.hub_files import cached_file
+from hf_specdec.compat.loading import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
 from hf_specdec.methods.common.draft_head import DraftHead
 

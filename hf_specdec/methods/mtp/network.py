@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec.compat import CACHE, attention_implementation, text_config
-from hf_specdec.compat.masks import MASKED
+from hf_specdec.compat.attention import MASKED
 from hf_specdec.compat.mtp import MtpModel, use_float64_experts, use_mask_attention
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import PairHead, within

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.processors import in_order
+from hf_specdec.compat.generation import in_order
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits

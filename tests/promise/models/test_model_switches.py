@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 import hf_specdec
-from hf_specdec.compat.masks import mask_function_of
+from hf_specdec.compat.attention import mask_function_of
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 from tests.promise.models.test_model_changes import CALL, steered, tier

@@ -8,24 +8,29 @@
     `HfQuantizer`, `register`   weights are packed while transformers reads a checkpoint, a tensor at a time
     `ConversionOps`             the operation on one tensor of a checkpoint
     `_keep_in_fp32_modules`     modules that a model's author wants left alone
+    `cached_file`               what is ours is found where transformers finds models: folder, cache or hub
+    `validate_repo_id`          a name that is none is refused before anything is written under it
     `embed_scale`               of embeddings that multiply what they look up: their classes share no base
 
 Tried with transformers 5.23 and 5.24.
 """
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.utils import validate_repo_id as validate_repo_id  # type: ignore[attr-defined]
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps as ConversionOps
 from transformers.pytorch_utils import Conv1D as Conv1D
 from transformers.quantizers import HfQuantizer as HfQuantizer
 from transformers.quantizers import auto
 from transformers.quantizers.base import get_keys_to_not_convert as get_keys_to_not_convert
+from transformers.utils import cached_file as cached_file
 from transformers.utils.quantization_config import QuantizationConfigMixin as QuantizationConfigMixin
 
 
@@ -105,3 +110,15 @@ def gguf_reader(file: Path) -> Any:
             return place - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType.STRING]
 
     return Reader(file)
+
+
+def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:
+    """Settings in a checkpoint's generation configuration that loading it dropped."""
+    try:
+        file = cached_file(path, "generation_config.json", **hub_arguments)
+        saved = json.loads(Path(file).read_text("utf-8"))
+    except (OSError, ValueError):  # there is none that could be read
+        return {}
+    if not isinstance(saved, dict) or not saved.get("_from_model_config"):
+        return {}
+    return {name: value for name, value in saved.items() if not hasattr(generation_config, name)}
