@@ -102,7 +102,7 @@ def assisted_loop(request: Request) -> str | None:
 def _kept_text(processors: Iterable[object]) -> str | None:
     """A processor keeps what it is called for, rejected tokens among it."""
     name = next((type(processor).__name__ for processor in processors if keeps_text(processor)), None)
-    return name and f"{name} keeps state, in which transformers' assisted decoding has rejected tokens"
+    return f"{name} keeps state, in which transformers' assisted decoding has rejected tokens" if name else None
 
 
 def check_embeddings(request: Request) -> None:
