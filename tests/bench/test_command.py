@@ -85,6 +85,7 @@ def test_every_option_is_explained_on_one_screen(run: Run) -> None:
         (["--prompts", "no/such/file"], "must be an existing file or folder"),
         (["--dtype", "fp33"], "Did you mean"),
         (["--widen", "12"], "must be HIDDENxLAYERS"),
+        (["--threads", "0"], "`threads` must be a whole number of at least 1"),
         (["--cache", "paged"], "must be one of dynamic, static"),
         (["--temperature", "0.7"], "must come with do_sample"),
         (["--against", "mtp"], "must be a row of this run"),

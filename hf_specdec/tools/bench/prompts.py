@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.common.files import check_path, json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.prompt_lines import Message, NotAPromptError, read_line
@@ -46,7 +47,7 @@ class Prompt:
         """
         messages = [*self.before, {"role": "user", "content": self.text}]
         if self.is_chat and getattr(tokenizer, "chat_template", None):
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+            ids = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False)["input_ids"]
         else:
             ids = tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         if not ids:

@@ -46,6 +46,7 @@ class Records:
 
     Attributes:
         records (`list[Record]`): of the file, and those that were added.
+        path (`Path`, *optional*): the file.
 
     Args:
         header: of this run.
@@ -58,7 +59,7 @@ class Records:
     def __init__(self, header: Header, path: Path | None = None) -> None:
         self.header, self.records = header, list[Record]()
         self._file: TextIO | None = None
-        self._path = path
+        self.path = path
         if path is None:
             return
         check_output("output", path)
@@ -72,10 +73,10 @@ class Records:
 
     def __enter__(self) -> Self:
         self._keys = {_key(record) for record in self.records}
-        if self._path is not None:
+        if self.path is not None:
             lines = [{"header": self.header}, *self.records]  # without a line that was cut off
-            self._path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-            self._file = self._path.open("a", encoding="utf-8")
+            self.path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+            self._file = self.path.open("a", encoding="utf-8")
         return self
 
     def __exit__(self, *error: object) -> None:

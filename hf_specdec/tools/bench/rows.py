@@ -92,14 +92,10 @@ def _draft_kwargs(name: str, draft: str, loaded: LoadedModel) -> dict[str, Any]:
     """Arguments that bring a draft model, with the tokenizers where it has its own, or a head."""
     if draft not in DRAFTS:
         raise unknown_name("row", draft, DRAFTS)
-    model = getattr(loaded, draft)
-    if model is None:
+    if getattr(loaded, draft) is None:
         kind = draft.replace("_", " ")
         raise ConfigError("row", f"must have a {kind}", name, "Name one with --assistant-model.")
-    if draft == "head" or loaded.draft_tokenizer is None:
-        return {"assistant_model": model}
-    tokenizers = {"tokenizer": loaded.tokenizer, "assistant_tokenizer": loaded.draft_tokenizer}
-    return {"assistant_model": model, **tokenizers}
+    return loaded.assistant_kwargs(draft)
 
 
 def _read_config(name: str, text: str) -> dict[str, Any]:

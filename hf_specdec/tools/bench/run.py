@@ -5,6 +5,7 @@ watched and not timed, which warms everything up. Every row has its own memory, 
 that no call can draft from an answer to the same prompt.
 """
 
+import contextlib
 import copy
 import math
 import time
@@ -38,14 +39,13 @@ class BenchSettings:
     """Settings of a measurement.
 
     Args:
-        max_new_tokens (`int`, *optional*, defaults to `128`): most new tokens of a call.
-        do_sample (`bool`, *optional*, defaults to `False`): whether texts are sampled, each row from the same seed.
-        temperature (`float`, *optional*): of sampled texts; `None` is the model's own.
-        top_p (`float`, *optional*): of sampled texts; `None` is the model's own.
-        top_k (`int`, *optional*): likewise.
-        seed (`int`, *optional*, defaults to `0`): of sampled texts; round r draws from `seed + r`.
-        batch_size (`int`, *optional*, defaults to `1`): prompts that are decoded together.
-        cache (`str`, *optional*, defaults to `"dynamic"`): `"static"` for `cache_implementation="static"`.
+        max_new_tokens (`int`, *optional*, defaults to `128`): most new tokens.
+        do_sample (`bool`, *optional*, defaults to `False`): sample the texts.
+        temperature, top_p (`float`, *optional*): of samples, else the model's.
+        top_k (`int`, *optional*): of samples, else the model's.
+        seed (`int`, *optional*, defaults to `0`): of samples; `seed + r` in round r.
+        batch_size (`int`, *optional*, defaults to `1`): prompts decoded together.
+        cache (`str`, *optional*, defaults to `"dynamic"`): dynamic, or static: compiled on GPUs.
     """
 
     max_new_tokens: int = 128
@@ -61,8 +61,9 @@ class BenchSettings:
         check_positive("max_new_tokens", self.max_new_tokens, "Usual values are 64 to 512.")
         check_positive("batch_size", self.batch_size, "Usual values are 1 to 16.")
         check_temperature("temperature", self.temperature, "Leave do_sample out for greedy texts.")
-        if self.temperature is not None and not self.do_sample:
-            raise ConfigError("temperature", "must come with do_sample", self.temperature, "Add it.")
+        for name in ("temperature", "top_p", "top_k"):
+            if getattr(self, name) is not None and not self.do_sample:
+                raise ConfigError(name, "must come with do_sample", getattr(self, name), "Add it.")
         if self.cache not in CACHES:
             raise ConfigError("cache", f"must be one of {', '.join(CACHES)}", self.cache, "Leave it out for dynamic.")
 
@@ -96,7 +97,7 @@ def measure(
     max_seconds: float = math.inf,
     progress: Progress | None = None,
     method_state: MethodState | None = None,
-) -> None:
+) -> bool:
     """Measure what `records` do not hold yet, and add it to them.
 
     Args:
@@ -105,6 +106,9 @@ def measure(
         progress (`Callable`, *optional*): gets a description, the number of records, and that of all.
         method_state (`MethodState`, *optional*): what every row remembers when a round begins; nothing by default.
 
+    Returns:
+        Whether all is measured; `False` where the time was up before.
+
     Raises:
         ConfigError: no prompt fits the model's positions.
     """
@@ -112,25 +116,35 @@ def measure(
     end, before = time.monotonic() + max_seconds, MethodState() if method_state is None else method_state
     batches = list(_batches(loaded, prompts, settings))
     kwargs = settings.kwargs(max(batch.inputs["input_ids"].shape[1] for batch in batches))
-    total = (rounds + 1) * len(batches) * len(rows)
+    calls = [(number, row, batch) for number in range(rounds + 1) for row, batch in _turns(rows, batches, number)]
+    states: dict[str, tuple[int, MethodState]] = {}  # by row: the round, and what the row remembers in it
+    with records, _silent_transformers():
+        for number, row, batch in calls:
+            if records.has(row.name, batch.name, number):
+                continue
+            if time.monotonic() > end:
+                return False
+            if progress is not None:
+                progress(f"round {number}, {batch.name}", len(records.records), len(calls))
+            if number and row.name not in states:  # a run that goes on: what is compiled and read once is not timed
+                with using_method_state(loaded.model, copy.deepcopy(before)):
+                    _result(loaded, row, batch, kwargs, is_watched=False)
+            if row.name not in states or states[row.name][0] != number:
+                states[row.name] = number, copy.deepcopy(before)
+            torch.manual_seed(settings.seed + number)
+            with using_method_state(loaded.model, states[row.name][1]):
+                result = _result(loaded, row, batch, kwargs, is_watched=number == 0)
+            records.add({"row": row.name, "task": batch.task, "prompt": batch.name, "round": number, **result})
+    return True
+
+
+@contextlib.contextmanager
+def _silent_transformers() -> Iterator[None]:
+    """Errors of transformers' log alone."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        with records:
-            for number in range(rounds + 1):
-                states = {row.name: copy.deepcopy(before) for row in rows}
-                for row, batch in _turns(rows, batches, number):
-                    if records.has(row.name, batch.name, number):
-                        continue
-                    if time.monotonic() > end:
-                        return
-                    if progress is not None:
-                        progress(f"round {number}, {batch.name}", len(records.records), total)
-                    torch.manual_seed(settings.seed + number)
-                    with using_method_state(loaded.model, states[row.name]):
-                        result = _result(loaded, row, batch, kwargs, is_watched=number == 0)
-                    key = {"row": row.name, "task": batch.task, "prompt": batch.name, "round": number}
-                    records.add(key | result)
+        yield
     finally:
         transformers.logging.set_verbosity(verbosity)
 

@@ -31,14 +31,15 @@ def chat(
     import torch
 
     from hf_specdec.tools.cli.conversation import Conversation, converse
-    from hf_specdec.tools.cli.models import load, remembering
+    from hf_specdec.tools.cli.models import load
+    from hf_specdec.tools.cli.processes import remembering
 
-    target = load(loading, method)
-    target.tokenizer.chat_template = template or getattr(target.tokenizer, "chat_template", None)
-    if target.tokenizer.chat_template is None:
+    loaded, method_kwargs = load(loading, method)
+    loaded.tokenizer.chat_template = template or getattr(loaded.tokenizer, "chat_template", None)
+    if loaded.tokenizer.chat_template is None:
         remedy = "Name an instruction-tuned model, or give a template with --chat-template."
-        raise ConfigError("model", "must have a chat template", target.name, remedy)
+        raise ConfigError("model", "must have a chat template", loaded.name, remedy)
     if seed is not None:
         torch.manual_seed(seed)
-    with remembering(target.model, method.spec_memory):
-        converse(Conversation(target, kwargs, system))
+    with remembering(loaded.model, method.spec_memory):
+        converse(Conversation(loaded, kwargs | method_kwargs, system))

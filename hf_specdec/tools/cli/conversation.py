@@ -11,7 +11,7 @@ from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
 from hf_specdec.compat.state_layers import forgets_states
 from hf_specdec.errors import ConfigError, SpecError, counted
-from hf_specdec.tools.cli.models import Loaded
+from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.cli.report import drafts_line
 from hf_specdec.tools.command_errors import note
 
@@ -49,11 +49,11 @@ class Conversation:
     """The messages so far, and the cache of the tokens that the model has read.
 
     Args:
-        kwargs: arguments of `generate` besides those of the method.
+        kwargs: arguments of `generate`.
     """
 
-    def __init__(self, target: Loaded, kwargs: dict[str, Any], system: str | None = None) -> None:
-        self.target, self.kwargs = target, kwargs
+    def __init__(self, loaded: LoadedModel, kwargs: dict[str, Any], system: str | None = None) -> None:
+        self.loaded, self.kwargs = loaded, kwargs
         self._beginning = [] if system is None else [{"role": "system", "content": system}]
         self.clear()
 
@@ -71,11 +71,11 @@ class Conversation:
         Raises:
             ConfigError: the template refuses the chat, or the model has no positions for it.
         """
-        model, tokenizer = self.target.model, self.target.tokenizer
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
         messages = [*self.messages, {"role": "user", "content": message}]
         encoded = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False, return_tensors="pt")
         inputs = {name: encoded[name].to(input_device(model)) for name in ("input_ids", "attention_mask")}
-        kwargs = {**self.kwargs, **self.target.kwargs, **self._cache_kwargs(inputs["input_ids"][0].tolist())}
+        kwargs = {**self.kwargs, **self._cache_kwargs(inputs["input_ids"][0].tolist())}
         kwargs["max_new_tokens"] = min(kwargs["max_new_tokens"], self._room(inputs["input_ids"].shape[1]))
         streamer, self.stats, self._cache = _Streamer(tokenizer), None, None  # a call that fails leaves no cache
         try:
@@ -95,7 +95,7 @@ class Conversation:
 
     def _room(self, length: int) -> int:
         """New tokens that the model has positions for after a prompt."""
-        positions = max_positions(self.target.model.config) or sys.maxsize
+        positions = max_positions(self.loaded.model.config) or sys.maxsize
         if length >= positions:
             rule = f"must be shorter than the model's {positions} positions"
             raise ConfigError("chat", rule, counted(length, "token"), "!clear begins anew.")
@@ -103,7 +103,7 @@ class Conversation:
 
     def _cache_kwargs(self, token_ids: list[int]) -> dict[str, Any]:
         """Arguments of `generate` for the cache: the last call's, cut where the texts part, or a new one."""
-        model, cache = self.target.model, self._cache
+        model, cache = self.loaded.model, self._cache
         if not takes_cache(model):
             return {}
         length = 0 if cache is None else cache.get_seq_length()

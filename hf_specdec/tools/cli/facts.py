@@ -1,6 +1,7 @@
 """Facts about a machine and a model, for `hf-specdec info`; values of JSON or for people."""
 
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -24,11 +25,11 @@ from hf_specdec.methods.registry import METHODS
 PACKAGES = ("hf_specdec", "torch", "transformers", "accelerate")
 
 
-def facts_of(model: PreTrainedModel, pair: dict[str, Any] | None, *, as_json: bool) -> dict[str, dict[str, Any]]:
+def facts_of(model: PreTrainedModel, kwargs: Mapping[str, Any], *, as_json: bool) -> dict[str, dict[str, Any]]:
     """Groups of facts.
 
     Args:
-        pair: arguments of `generate` for a draft model or head.
+        kwargs: arguments of `generate` that bring a draft model or head, if there is one.
     """
     plan = plan_model(read_prompt_request(model, {"spec_method": AUTO}))
     groups: dict[str, dict[str, Any]] = {
@@ -36,7 +37,7 @@ def facts_of(model: PreTrainedModel, pair: dict[str, Any] | None, *, as_json: bo
         "model": _model(model),
         "capability": capability(model).to_dict(),
         "plan": plan.to_dict() if as_json else plan.lines(),
-        **({} if pair is None else _pair(model, pair)),
+        **(_pair(model, kwargs) if "assistant_model" in kwargs else {}),
     }
     aliases = {method.name: list(method.aliases) for method in METHODS.values()}
     if as_json:
@@ -77,13 +78,9 @@ def _model(model: Any) -> dict[str, Any]:
     return {**facts, "devices": where_it_lies(model), "attention": attention_implementation(model.config)}
 
 
-def _pair(target: PreTrainedModel, pair: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A draft model or head, and whether it goes together with the target.
-
-    Args:
-        pair: arguments of `generate` for the draft.
-    """
-    draft, translates = pair["assistant_model"], "assistant_tokenizer" in pair
+def _pair(target: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A draft model or head, and whether it goes together with the target."""
+    draft, translates = kwargs["assistant_model"], "assistant_tokenizer" in kwargs
     reason = f"drafts are {'translated between the tokenizers' if translates else 'tokens of the target'}"
     verdict: dict[str, Any] = {"goes together": True, "reason": reason}
     try:

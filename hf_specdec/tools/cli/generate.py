@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,16 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions, SamplingOptions
 from hf_specdec.tools.cli.spread import spread
+from hf_specdec.tools.command_errors import note
 
-ROUNDS = 3
+if TYPE_CHECKING:
+    from hf_specdec.tools.cli.job import Job
+
 BATCH_SIZE = 8
+TP_PLAN = (
+    "auto: share the target between the processes of this launch: torchrun --nproc-per-node 2 -m hf_specdec ... "
+    "--tp-plan auto."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +46,36 @@ class ManyOptions:
     def check(self, **others: str | bool | None) -> None:
         """Refuse options that do not go with a file of prompts, or that need one."""
         if (self.prompts_file is None) != (self.out is None):
-            name, given = ("out", "prompts_file") if self.out is None else ("prompts_file", "out")
-            raise ConfigError(name, f"must be given with {given}", None, "Add --prompts-file and --out.")
+            name, other = ("out", "prompts_file") if self.out is None else ("prompts_file", "out")
+            raise ConfigError(name, f"must be given with {other}", None, "Add --prompts-file and --out.")
         if self.prompts_file is None and self.batch_size is not None:
             raise ConfigError("batch_size", "must come with prompts_file", self.batch_size, "Add --prompts-file.")
         for name, value in others.items():
             if self.prompts_file is not None and value:
                 remedy = 'A chat is a line with "question" or "messages"; `hf-specdec bench` compares over files.'
                 raise ConfigError(name, "must be unset with prompts_file", value, remedy)
+
+    def run(self, job: "Job", *, is_one_model: bool) -> None:
+        """Generate for the prompts of the file."""
+        from hf_specdec.tools.cli.prompts_file import generate_file
+
+        assert self.prompts_file is not None and self.out is not None
+        generate_file(job, self.prompts_file, self.out, self.batch_size or BATCH_SIZE, is_one_model=is_one_model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """The comparison of a method with others."""
+
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Then set the method next to plain generate and transformers' own: its prompt lookup, or its assisted "
+            "generation for a draft model.",
+        ),
+    ] = False
+    rounds: Annotated[int, typer.Option(min=1, help="With --compare: timed rounds after the warm-up.")] = 3
 
 
 @spread
@@ -61,27 +90,13 @@ def generate(
     ] = False,
     system: Annotated[str | None, typer.Option(help="With --chat: the system's message.")] = None,
     loading: LoadOptions,
-    tp_plan: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: share the target between the processes of this launch: torchrun --nproc-per-node 2 -m "
-            "hf_specdec ... --tp-plan auto."
-        ),
-    ] = None,
+    tp_plan: Annotated[str | None, typer.Option(help=TP_PLAN)] = None,
     method: MethodOptions,
     max_new_tokens: options.MaxNewTokens = 128,
     sampling: SamplingOptions,
     seed: options.Seed = None,
     many: ManyOptions,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Then set the method next to plain generate and transformers' own: its prompt lookup, or its assisted "
-            "generation for a draft model.",
-        ),
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="With --compare: timed rounds after the warm-up.")] = ROUNDS,
+    comparison: CompareOptions,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt with speculative decoding.
@@ -90,25 +105,31 @@ def generate(
     --prompts-file failed, and 130 if it is interrupted, which leaves --compare the complete rounds. `accelerate launch`
     and torchrun share a file's prompts out, with a file of results for each process.
     """
-    many.check(prompt=prompt, compare=compare, chat=chat, json=json)
+    many.check(prompt=prompt, compare=comparison.compare, chat=chat, json=json)
     if system is not None and not chat:
         raise ConfigError("system", "must come with chat", system, "Add --chat.")
     kwargs = {"max_new_tokens": max_new_tokens, **sampling.kwargs}
 
-    from hf_specdec.tools.cli import models  # and with it torch
-    from hf_specdec.tools.cli.compare import compare_and_print
-    from hf_specdec.tools.cli.job import Job, read_prompt
-    from hf_specdec.tools.cli.prompts_file import generate_file
+    from hf_specdec.tools.cli import job as jobs  # and with it torch
+    from hf_specdec.tools.cli import processes
+    from hf_specdec.tools.cli.models import load
 
-    text = None if many.prompts_file is not None else read_prompt(prompt)
-    device = models.process_device() if many.prompts_file is not None and tp_plan is None else None
-    target = models.load(loading, method, tp_plan=tp_plan, device=device)
-    job = Job(target.model, target.tokenizer, kwargs, seed, chat, system)
-    with models.sharing_a_model(tp_plan), models.remembering(target.model, method.spec_memory):
-        if many.prompts_file is not None and many.out is not None:
-            size = many.batch_size or BATCH_SIZE
-            generate_file(job, target.kwargs, many.prompts_file, many.out, size, is_one_model=tp_plan is not None)
-        elif compare:
-            compare_and_print(job, text, target.kwargs, rounds, as_json=json)
+    text = None if many.prompts_file is not None else jobs.read_prompt(prompt)
+    device = processes.process_device() if many.prompts_file is not None and tp_plan is None else None
+    loaded, method_kwargs = load(loading, method, tp_plan=tp_plan, device=device)
+    job = jobs.Job(loaded, method_kwargs, kwargs, seed)
+    with processes.sharing_a_model(tp_plan), processes.remembering(loaded.model, method.spec_memory):
+        if many.prompts_file is not None:
+            many.run(job, is_one_model=tp_plan is not None)
+            return
+        prompts = jobs.make_prompts(text, loaded.tokenizer, is_chat=chat, system=system)
+        if text is None and not json:
+            note(prompts[0].text, "dim")
+        if comparison.compare:
+            from hf_specdec.tools.cli.compare import compare_and_print
+
+            compare_and_print(job, prompts, comparison.rounds, as_json=json)
+        elif json:
+            job.print_document(prompts[0])
         else:
-            job.show(text, target.kwargs, as_json=json)
+            job.show(prompts[0])

@@ -1,7 +1,7 @@
 """`hf-specdec info`: what a model can do here."""
 
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.options import LoadOptions
+from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
 from hf_specdec.tools.cli.spread import spread
 
 
@@ -18,11 +18,10 @@ def info(
     With a draft model or head, also whether the two go together.
     """
     from hf_specdec.tools.cli.facts import facts_of  # and with it torch
-    from hf_specdec.tools.cli.models import load, load_assistant
+    from hf_specdec.tools.cli.models import load
     from hf_specdec.tools.cli.report import print_facts, print_json
 
-    target, pair = load(loading), None
-    if assistant_model is not None:
-        pair = load_assistant(assistant_model, assistant_dtype or loading.dtype, target.model, target.tokenizer)
-    facts = facts_of(target.model, pair, as_json=json)
+    drafts = MethodOptions(spec_method="none", assistant_model=assistant_model, assistant_dtype=assistant_dtype)
+    loaded, kwargs = load(loading, drafts)
+    facts = facts_of(loaded.model, kwargs, as_json=json)
     print_json(facts) if json else print_facts(facts)

@@ -1,22 +1,22 @@
-"""A model with the options of a call, and a prompt that it continues."""
+"""A model with the options of a call, and the prompts that it continues."""
 
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.compat import attention_implementation, input_device, max_positions
+from hf_specdec.compat import attention_implementation, max_positions
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.kernels.quantization.weights import precision_of
-from hf_specdec.tools.bench.prompts import default_prompts
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.prompts import Prompt, default_prompts
 from hf_specdec.tools.cli.report import drafts_line, print_json
 from hf_specdec.tools.command_errors import note
 
@@ -37,51 +37,50 @@ class Job:
     """A model with the options that all its calls share.
 
     Attributes:
-        options (`Mapping[str, Any]`): keyword arguments of `generate`.
-        seed (`int | None`): set before each call; `None` leaves the random state as it is.
-        is_chat (`bool`): whether a prompt goes through the chat template, as a user's message.
-        system (`str | None`): the system's message of a chat.
+        method (`Mapping[str, Any]`): arguments of `generate` that choose the method.
+        options (`Mapping[str, Any]`): further ones.
+        seed (`int`, *optional*): set before each call; `None` leaves the random state as it is.
     """
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    options: Mapping[str, Any] = field(default_factory=dict)
+    loaded: LoadedModel
+    method: Mapping[str, Any]
+    options: Mapping[str, Any]
     seed: int | None = None
-    is_chat: bool = False
-    system: str | None = None
 
-    def with_prompts(self, text: str | None) -> tuple["Job", Sequence[str]]:
-        """The prompt, or without one a question to a model with a chat template, Python code to another."""
-        if text is not None:
-            return self, (text,)
-        is_chat = self.is_chat or getattr(self.tokenizer, "chat_template", None) is not None
-        return dataclasses.replace(self, is_chat=is_chat), (QUESTION,) if is_chat else PROMPTS
+    def write(self, prompt: Prompt) -> Result:
+        """Write the continuation of a prompt to stdout as it comes."""
+        length, positions = len(prompt.encode(self.loaded.tokenizer)), max_positions(self.loaded.model.config)
+        if positions is not None and length + self.options["max_new_tokens"] > positions:
+            wanted = f"{counted(length, 'token')} in the prompt and {self.options['max_new_tokens']} new ones"
+            note(f"note: the model has {positions} positions; {wanted} may go beyond them", "yellow")
+        streamer = TextStreamer(self.loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        return self.run(prompt, streamer=streamer)
 
-    def show(self, text: str | None, method: Mapping[str, Any], *, as_json: bool) -> None:
-        """Continue a prompt: the text on stdout as it comes, or one JSON document; `method` has further arguments."""
-        job, (prompt, *_) = self.with_prompts(text)
-        if not as_json:
-            token_ids, seconds, stats = job.write(prompt, method, is_shown=text is None)
-            speed = f"{counted(len(token_ids), 'token')} in {seconds:.2f} s ({len(token_ids) / seconds:.1f} tokens/s)"
-            note(speed if stats is None else f"{speed}; {drafts_line(stats)}", "dim")
-            return
-        result = job.run(job.encode(prompt), **method)
-        config, draft = method.get("spec_config"), method.get("assistant_model")
+    def show(self, prompt: Prompt) -> None:
+        """Write the continuation of a prompt, and on stderr how long it took."""
+        token_ids, seconds, stats = self.write(prompt)
+        speed = f"{counted(len(token_ids), 'token')} in {seconds:.2f} s ({len(token_ids) / seconds:.1f} tokens/s)"
+        note(speed if stats is None else f"{speed}; {drafts_line(stats)}", "dim")
+
+    def print_document(self, prompt: Prompt) -> None:
+        """Print the continuation of a prompt with all that made it, as one JSON document."""
+        result, model = self.run(prompt), self.loaded.model
+        config, draft = self.method.get("spec_config"), self.method.get("assistant_model")
         document = {
-            "model": self.model.name_or_path,
-            "dtype": precision_of(self.model),
-            "device": str(input_device(self.model)),
-            "attention": attention_implementation(self.model.config),
+            "model": model.name_or_path,
+            "dtype": precision_of(model),
+            "device": str(self.loaded.device),
+            "attention": attention_implementation(model.config),
             "assistant_model": None if draft is None else draft.name_or_path,
             "assistant_dtype": None if draft is None else precision_of(draft),
             "threads": torch.get_num_threads(),
-            "spec_method": method["spec_method"],
+            "spec_method": self.method["spec_method"],
             "spec_config": None if config is None else dataclasses.asdict(config),
             "options": {**self.options, "seed": self.seed},
-            "chat": job.is_chat,
-            "system": self.system,
-            "prompt": prompt,
-            "text": self.tokenizer.decode(result.token_ids, skip_special_tokens=True),
+            "chat": prompt.is_chat,
+            "system": next((message["content"] for message in prompt.before), None),
+            "prompt": prompt.text,
+            "text": self.loaded.tokenizer.decode(result.token_ids, skip_special_tokens=True),
             "token_ids": result.token_ids,
             "seconds": result.seconds,
             "tokens_per_second": len(result.token_ids) / result.seconds,
@@ -89,41 +88,41 @@ class Job:
         }
         print_json(document)
 
-    def write(self, prompt: str, method: Mapping[str, Any], *, is_shown: bool) -> Result:
-        """Write the continuation of a prompt to stdout as it comes; `is_shown` puts the prompt on stderr before."""
-        inputs = self.encode(prompt)
-        if is_shown:
-            note(prompt, "dim")
-        length, positions = inputs["input_ids"].shape[1], max_positions(self.model.config)
-        if positions is not None and length + self.options["max_new_tokens"] > positions:
-            wanted = f"{counted(length, 'token')} in the prompt and {self.options['max_new_tokens']} new ones"
-            note(f"note: the model has {positions} positions; {wanted} may go beyond them", "yellow")
-        streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        return self.run(inputs, **method, streamer=streamer)
-
-    def run(self, inputs: Mapping[str, torch.Tensor], **kwargs: Any) -> Result:
+    def run(self, prompt: Prompt, **kwargs: Any) -> Result:
         """Call `generate` on one prompt."""
+        ids = torch.tensor([prompt.encode(self.loaded.tokenizer)], device=self.loaded.device)
+        kwargs = {**self.options, **self.method, **kwargs, "attention_mask": torch.ones_like(ids)}
         if self.seed is not None:
             torch.manual_seed(self.seed)
+        model: Any = self.loaded.model
         started = time.perf_counter()
-        output = self.model.generate(**inputs, **self.options, return_dict_in_generate=True, **kwargs)
-        token_ids = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        output = model.generate(ids, return_dict_in_generate=True, **kwargs)
+        token_ids = output.sequences[0, ids.shape[1] :].tolist()
         return Result(token_ids, time.perf_counter() - started, getattr(output, "spec_stats", None))
 
-    def encode(self, prompt: str) -> dict[str, torch.Tensor]:
-        """Token ids and mask of one prompt, `(1, length)` each."""
-        if lone_surrogate(prompt) is not None:
-            raise ConfigError("prompt", "must be Unicode text", ascii(prompt[:40]), "Convert it to UTF-8.")
-        if self.is_chat:
-            if getattr(self.tokenizer, "chat_template", None) is None:
-                rule = "must come with a model that has a chat template"
-                raise ConfigError("chat", rule, self.tokenizer.name_or_path, "Name one, such as smollm2.")
-            system = [] if self.system is None else [{"role": "system", "content": self.system}]
-            prompt = chat_text(self.tokenizer, [*system, {"role": "user", "content": prompt}])
-        encoded = self.tokenizer(prompt, add_special_tokens=not self.is_chat, return_tensors="pt")
-        if encoded["input_ids"].shape[1] == 0:
-            raise ConfigError("prompt", "must hold at least one token", prompt, "Type some text to continue.")
-        return {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
+
+def make_prompts(
+    text: str | None, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool, system: str | None
+) -> list[Prompt]:
+    """The prompt, or without a text a question to a model with a chat template, Python code to another.
+
+    Raises:
+        ConfigError: the text is empty or no Unicode, or there is no template for a chat.
+    """
+    has_template = getattr(tokenizer, "chat_template", None) is not None
+    if is_chat and not has_template:
+        rule = "must come with a model that has a chat template"
+        raise ConfigError("chat", rule, tokenizer.name_or_path, "Name one, such as smollm2.")
+    if text is None:
+        texts, is_chat = (QUESTION,) if has_template else PROMPTS, has_template
+    elif not text:
+        raise ConfigError("prompt", "must hold at least one token", text, "Type some text to continue.")
+    elif lone_surrogate(text) is not None:
+        raise ConfigError("prompt", "must be Unicode text", ascii(text[:40]), "Convert it to UTF-8.")
+    else:
+        texts = (text,)
+    before = () if system is None else ({"role": "system", "content": system},)
+    return [Prompt(f"prompt {number}", "prompts", each, is_chat, before) for number, each in enumerate(texts)]
 
 
 def read_prompt(argument: str | None) -> str | None:

@@ -1,58 +1,25 @@
-"""From options to models: the one loader of all commands, and the processes that share a model or a job."""
+"""From options to a loaded model and the arguments of `generate` that choose the method."""
 
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-import torch.distributed as dist
-import transformers
-from accelerate import PartialState
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import logging
 
-import hf_specdec
 from hf_specdec.call.arguments import NONE, check_method
 from hf_specdec.common.files import check_output, json_value
-from hf_specdec.compat import text_config
 from hf_specdec.distributed.placement import STRATEGIES, place
-from hf_specdec.errors import ConfigError, SpecError, unknown_name
-from hf_specdec.kernels.quantization.precision import PRECISIONS
-from hf_specdec.loading.auto import SAME_PRECISION, load_draft
-from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.loading.published import EMBEDDED, PUBLISHED, fetch, folder_of
-from hf_specdec.methods.common.config import SpecConfig
+from hf_specdec.methods.common.config import check_positive
 from hf_specdec.methods.common.head_files import HeadFiles
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
-from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
+from hf_specdec.tools.bench.loaded_model import AT_HAND, LoadedModel, load_model
+from hf_specdec.tools.bench.widen import read_size
+from hf_specdec.tools.cli.options import LoadOptions, MeasuredModelOptions, MethodOptions
 from hf_specdec.tools.command_errors import note
-
-DRAFTS = {  # at hand, by target and method
-    (EMBEDDED, "draft_model"): "embedded-draft",
-    (EMBEDDED, "eagle3"): "embedded-head",
-    ("smollm2", "eagle3"): "smollm2-head",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A target that is enabled and placed.
-
-    Attributes:
-        name (`str`): what it was loaded by.
-        kwargs (`dict[str, Any]`): arguments of `generate` that choose the method: `spec_method`, `spec_config`,
-            `assistant_model` and the tokenizers where they differ.
-    """
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    kwargs: dict[str, Any]
 
 
 def load(
@@ -61,59 +28,67 @@ def load(
     *,
     tp_plan: str | None = None,
     device: torch.device | None = None,
-) -> Loaded:
+) -> tuple[LoadedModel, dict[str, Any]]:
     """Load what the options name.
 
     Args:
         tp_plan: `"auto"` shares the target between the processes of this launch.
         device: of this process, where several share a job and each has a model of its own.
 
+    Returns:
+        The model, and the arguments of `generate` that choose the method: `spec_method`, `spec_config`,
+        `assistant_model` and the tokenizers where they differ.
+
     Raises:
-        ConfigError: options that cannot be, before anything is loaded where that can be told.
+        ConfigError: options that cannot be, before anything is loaded where possible.
         CheckpointError: a checkpoint is missing or damaged.
     """
-    precision = _precision("--dtype", loading.dtype)
     if tp_plan is not None and int(os.environ.get("WORLD_SIZE", "1")) < 2:  # of torchrun and accelerate launch
         remedy = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tp-plan auto"
         raise ConfigError("tp_plan", "must be shared by several processes", 1, remedy)
     kwargs = {} if method is None else read_method(method)
-    config: SpecConfig | None = kwargs.get("spec_config")
     name = loading.model or default_model()
     draft = None if method is None else draft_of(method, kwargs, name)
     if loading.threads is not None or name == EMBEDDED:
         torch.set_num_threads(loading.threads or 1)
     if name == EMBEDDED or not sys.stderr.isatty():
         logging.disable_progress_bar()
-    places = device_arguments(loading.device_map, loading.max_memory, loading.offload_folder)
+    places = _places(loading)
     if tp_plan is not None:
         places["tp_plan"] = tp_plan
-    folder = folder_of(name)
-    model: PreTrainedModel = hf_specdec.AutoModelForCausalLM.from_pretrained(
-        folder,
-        precision=precision,
+    elif not places:
+        places = _listed(kwargs, "target") or ({"device_map": place(None)[0]} if device is None else {})
+    loaded = load_model(
+        name,
+        dtype=loading.dtype,
+        device=device,
+        assistant_models=[] if draft is None else [draft],
+        assistant_dtype=None if method is None else method.assistant_dtype,
+        assistant_kwargs=_listed(kwargs, "draft"),
+        plain_kernels=loading.plain_kernels,
         dequantize=loading.dequantize,
         attn_implementation=loading.attn_implementation,
-        **(places or _listed_places(config, "target", device)),
+        **places,
     )
-    _check_writes_text(model, name)
-    if not model.name_or_path:  # of a GGUF file, whose weights stay packed
-        model.name_or_path = model.config.name_or_path = folder
-    hf_specdec.enable(model, plain_kernels=loading.plain_kernels)
-    tokenizer = load_tokenizer(folder)
-    if draft is not None:
-        assert method is not None
-        dtype, near = method.assistant_dtype or loading.dtype, model.device if tp_plan is not None else device
-        kwargs |= load_assistant(draft, dtype, model, tokenizer, **_listed_places(config, "draft", near))
-    return Loaded(name, model, tokenizer, kwargs)
+    return loaded, kwargs | loaded.assistant_kwargs("draft_model") | loaded.assistant_kwargs("head")
 
 
-def load_assistant(
-    name: str, dtype: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **places: Any
-) -> dict[str, Any]:
-    """Arguments of `generate` for a draft model or head: `assistant_model`, and both tokenizers where they differ."""
-    folder = folder_of(name)
-    draft = load_draft(folder, precision=_precision("--assistant-dtype", dtype), target=target, **places)
-    return {"assistant_model": draft, **draft_tokenizers(draft, folder, tokenizer)}
+def load_measured(options: MeasuredModelOptions, name: str = EMBEDDED, *, threads: int | None = None) -> LoadedModel:
+    """Load a model to measure, with its drafts; `name` and the CPU's `threads` are those where no option says."""
+    if options.threads is None and options.device != "cpu" and torch.accelerator.is_available():
+        threads = None
+    if (threads := options.threads if options.threads is not None else threads) is not None:
+        check_positive("threads", threads, "Leave it out for the default.")
+        torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    return load_model(
+        options.model or name,
+        dtype=options.dtype,
+        device=options.device,
+        assistant_models=options.assistant_model,
+        widen_to=None if options.widen is None else read_size(options.widen),
+        attn_implementation=options.attn_implementation,
+    )
 
 
 def default_model() -> str:
@@ -127,93 +102,14 @@ def default_model() -> str:
     return name
 
 
-def device_arguments(device_map: str | None, max_memory: str | None, offload_folder: Path | None) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that place the target; empty where no option says so."""
-    if device_map is None and max_memory is None and offload_folder is None:
-        return {}
-    arguments: dict[str, Any] = {"device_map": device_map or STRATEGIES[0]}
-    if device_map is not None and device_map.startswith("{"):
-        arguments["device_map"] = _json_object("--device-map", device_map)
-    elif device_map is not None and device_map not in (*STRATEGIES, "disk"):
-        arguments["device_map"] = {"": device_map}
-    if max_memory is not None:
-        sizes = _json_object("--max-memory", max_memory)
-        arguments["max_memory"] = {int(key) if key.isdecimal() else key: size for key, size in sizes.items()}
-    if offload_folder is not None:
-        arguments["offload_folder"] = str(offload_folder)
-    return arguments
-
-
-def processes() -> PartialState:
-    """The process itself among those it was started with; alone, it is the first of one.
-
-    accelerate looks for other processes on CPUs only if it is told that CPUs are used.
-    """
-    uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
-    return PartialState(cpu=uses_cpu or not torch.accelerator.is_available())
-
-
-def process_device() -> torch.device | None:
-    """The device of this process where several share a job; `None` for one process, which takes what there is."""
-    state = processes()
-    return state.device if state.num_processes > 1 else None
-
-
-@contextlib.contextmanager
-def sharing_a_model(tp_plan: str | None) -> Iterator[None]:
-    """Let only the first process of a shared model print; they leave together, or not at all where one has failed."""
-    if tp_plan is None:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        if dist.get_rank() > 0:
-            silence = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(silence))
-        yield
-        sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def remembering(model: PreTrainedModel, file: Path | None) -> Iterator[None]:
-    """Give `model` the memory in the file of `--spec-memory`, and save it at the end, also after Ctrl-C or SIGTERM."""
-    if file is None:
-        yield
-        return
-    if file.exists():
-        hf_specdec.enable(model, spec_memory=_memory_of(file, model))
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if processes().is_main_process:
-            hf_specdec.spec_memory(model).save(file)
-
-
-def _memory_of(file: Path, model: PreTrainedModel) -> hf_specdec.SpecMemory:
-    memory, vocab_size = hf_specdec.SpecMemory.load(file), text_config(model.config).vocab_size
-    tokens = [*memory.pool.generations(), memory.recycled.export()["tokens"].ravel().tolist()]
-    if (largest := max((max(part) for part in tokens if part), default=0)) >= vocab_size:
-        rule = f"must hold tokens of this model ({vocab_size} of them), but there is one with the number {largest}"
-        remedy = "Name the file of a model with this tokenizer, or one that is not there yet."
-        raise ConfigError("spec_memory", rule, str(file), remedy)
-    return memory
-
-
 def read_method(options: MethodOptions) -> dict[str, Any]:
     """Method and configuration as arguments of `generate`."""
     forms = [name for name in config_arguments() if getattr(options, name, None) is not None]
-    names = ("spec_method", "spec_config", *forms)
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    check_method(given)
+    values = {name: getattr(options, name) for name in ("spec_method", "spec_config", *forms)}
+    values = {name: value for name, value in values.items() if value is not None}
+    check_method(values)
     if options.spec_method == NONE:
-        return {**given, "spec_method": None}  # `generate` refuses a configuration
+        return {**values, "spec_method": None}  # `generate` refuses a configuration
     if options.spec_method is None and not forms and options.assistant_model is not None:
         method = resolve(_method_of_draft(options.assistant_model))
     else:
@@ -224,11 +120,11 @@ def read_method(options: MethodOptions) -> dict[str, Any]:
             raise ConfigError("spec_memory", rule, str(options.spec_memory), "Other methods keep no such memory.")
         check_output("spec_memory", options.spec_memory)
     field = forms[0] if forms else "spec_config"
-    return {"spec_method": method.name, "spec_config": method.config_class.parse(given.get(field), field)}
+    return {"spec_method": method.name, "spec_config": method.config_class.parse(values.get(field), field)}
 
 
 def draft_of(options: MethodOptions, kwargs: Mapping[str, Any], target: str) -> str | None:
-    """Name of the draft to load: the one that is given, else the one at hand where the method needs one."""
+    """Name of the draft to load: that of the option, else the one at hand where the method needs one."""
     draft = options.assistant_model
     if kwargs["spec_method"] is None:
         return draft
@@ -237,7 +133,7 @@ def draft_of(options: MethodOptions, kwargs: Mapping[str, Any], target: str) -> 
         rule = f"must be unset with spec_method={method.name!r}, which drafts without a second model"
         raise ConfigError("assistant_model", rule, draft, "Leave it out.")
     if draft is None and method.needs_assistant and kwargs["spec_config"].drafting_layers is None:
-        draft = DRAFTS.get((target, method.name))
+        draft = next((name for name in AT_HAND.get(target, ()) if _method_of_draft(name) == method.name), None)
         if draft is None:
             remedy = "Name a draft head for this model." if method.needs_draft_head else "Name a smaller model."
             raise ConfigError("assistant_model", f"must be given with spec_method={method.name!r}", None, remedy)
@@ -251,33 +147,29 @@ def _method_of_draft(name: str) -> str:
     return next(heads, "draft_model")
 
 
-def _precision(option: str, name: str) -> str:
-    """The precision of a name, torch's names among them."""
-    precision = SAME_PRECISION.get(name, name)
-    if precision not in PRECISIONS:
-        raise unknown_name(option, name, [*PRECISIONS, *SAME_PRECISION])
-    return precision
+def _places(loading: LoadOptions) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that place the target; empty where no option says so."""
+    kwargs: dict[str, Any] = {"device_map": loading.device_map, "offload_folder": loading.offload_folder}
+    if loading.device_map is not None and loading.device_map.startswith("{"):
+        kwargs["device_map"] = _json_object("device_map", loading.device_map)
+    if loading.max_memory is not None:
+        sizes = _json_object("max_memory", loading.max_memory)
+        kwargs["max_memory"] = {int(key) if key.isdecimal() else key: size for key, size in sizes.items()}
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    return {"device_map": STRATEGIES[0], **kwargs} if kwargs else {}
 
 
-def _listed_places(config: SpecConfig | None, role: str, device: torch.device | None) -> dict[str, Any]:
-    """Arguments of `from_pretrained`: where the configuration's device list for a role says, else on `device`."""
-    fields, lists = (config.device_fields, config.device_lists) if config is not None else ({}, {})
-    if device is not None and lists.get(role) is None:
-        return {"device_map": {"": str(device)}}
-    device_map, max_memory = place(lists.get(role), fields.get(role, ""))
+def _listed(kwargs: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained` of the configuration's device list for the target or the draft, if it has one."""
+    config = kwargs.get("spec_config")
+    if config is None or (devices := config.device_lists.get(role)) is None:
+        return {}
+    device_map, max_memory = place(devices, config.device_fields[role])
     return {"device_map": device_map, "max_memory": max_memory}
 
 
-def _json_object(option: str, text: str) -> Mapping[str, Any]:
+def _json_object(field: str, text: str) -> Mapping[str, Any]:
     value = json_value(text)
     if not isinstance(value, dict):
-        raise ConfigError(option, "must be a JSON object", text, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')
+        raise ConfigError(field, "must be a JSON object", text, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')
     return value
-
-
-def _check_writes_text(model: PreTrainedModel, name: str) -> None:
-    """Refuse a speech model, whose decoder alone writes text that has nothing to do with the prompt."""
-    if type(model.config) in transformers.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
-        rule = "must be a model that continues text, not one that transcribes speech"
-        remedy = "In Python enable(model) of AutoModelForSpeechSeq2Seq takes a spec_method."
-        raise ConfigError("--model", rule, f"{name} ({model.config.model_type})", remedy)

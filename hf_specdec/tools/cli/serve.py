@@ -8,8 +8,9 @@ import typer
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.tools.cli.models import load, remembering
+from hf_specdec.tools.cli.models import load
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
+from hf_specdec.tools.cli.processes import remembering
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 
@@ -91,23 +92,23 @@ def serve(
     if method.spec_memory is not None and batch.memory != "shared":
         remedy = "Add --memory shared: the file is of the texts of all clients."
         raise ConfigError("spec_memory", "must come with --memory shared", str(method.spec_memory), remedy)
-    target = load(loading, method)
-    spec_method, config = target.kwargs["spec_method"], target.kwargs.get("spec_config")
+    loaded, kwargs = load(loading, method)
+    spec_method, config = kwargs["spec_method"], kwargs.get("spec_config")
     reader = RequestReader(
-        target.model,
-        target.tokenizer,
-        server.served_model_name or target.name,
+        loaded.model,
+        loaded.tokenizer,
+        server.served_model_name or loaded.name,
         spec_method=spec_method or "plain",
         spec_config=config,
         max_new_tokens=batch.max_new_tokens,
-        draft_model=target.kwargs.get("assistant_model"),
-        draft_tokenizer=target.kwargs.get("assistant_tokenizer"),
+        draft_model=kwargs.get("assistant_model"),
+        draft_tokenizer=kwargs.get("assistant_tokenizer"),
         shares_texts=batch.memory == "shared",
     )
-    with remembering(target.model, method.spec_memory):
+    with remembering(loaded.model, method.spec_memory):
         shared = SharedBatch(
-            target.model,
-            tokenizer=target.tokenizer,
+            loaded.model,
+            tokenizer=loaded.tokenizer,
             max_batch_size=batch.batch_size,
             max_queue=batch.max_queue,
             spec_method=spec_method or "plain",

@@ -1,7 +1,8 @@
 """`hf-specdec summarize`: summaries by plain generation and by a method, their ROUGE scores and their speed."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,15 +45,6 @@ def summarize(
         float | None,
         typer.Option(min=0, max=100, help="Least ROUGE-1 of the method. Default: plain's, less half a point."),
     ] = None,
-    equal_threshold: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Least share of summaries with plain's tokens. Default: 1 where the method promises it, in fp32; "
-            "else 0.",
-        ),
-    ] = None,
     method: MethodOptions,
     max_new_tokens: options.MaxNewTokens = 100,
     sampling: SamplingOptions,
@@ -61,43 +53,49 @@ def summarize(
 ) -> None:
     """Summarise articles plainly and with a method: ROUGE scores and tokens a second of both.
 
-    With --check-accuracy the exit code is 1 where the method's ROUGE-1 or its equality with plain is below a threshold.
+    With --check-accuracy the exit code is 1 where the method's ROUGE-1 is below the threshold, or where a summary in
+    fp32 is not plain's.
     """
     if method.spec_method == "none":
         rule, remedy = "must be a method", "Plain generation runs next to every method."
         raise ConfigError("spec_method", rule, "none", remedy)
-    for name, value in {"rouge1_threshold": rouge1_threshold, "equal_threshold": equal_threshold}.items():
-        if value is not None and not check_accuracy:
-            raise ConfigError(name, "must come with check_accuracy", value, "Add --check-accuracy.")
+    if rouge1_threshold is not None and not check_accuracy:
+        raise ConfigError("rouge1_threshold", "must come with check_accuracy", rouge1_threshold, "Add it.")
     kwargs = {"max_new_tokens": max_new_tokens, **sampling.kwargs}
 
     from hf_specdec.kernels.quantization.weights import precision_of
-    from hf_specdec.tools.cli.models import load, remembering
-    from hf_specdec.tools.cli.report import print_json, print_rows
+    from hf_specdec.tools.bench.table import check_pandas, show
+    from hf_specdec.tools.cli.models import load
+    from hf_specdec.tools.cli.processes import remembering
+    from hf_specdec.tools.cli.report import print_json
     from hf_specdec.tools.summarize.run import Summarizer, check_rouge, read_articles, score_rows, summarize_all
 
     check_rouge()
-    texts = read_articles(articles, limit=limit)
-    target = load(loading, method)
-    summarizer = Summarizer(target.model, target.tokenizer, kwargs, seed or 0, max_input_tokens, prompt_template)
-    with remembering(target.model, method.spec_memory):
-        ways = {PLAIN: {"spec_method": None}, target.kwargs["spec_method"]: target.kwargs}
+    texts, pandas = read_articles(articles, limit=limit), check_pandas()
+    loaded, ours = load(loading, method)
+    summarizer = Summarizer(loaded.model, loaded.tokenizer, kwargs, seed or 0, max_input_tokens, prompt_template)
+    with remembering(loaded.model, method.spec_memory):
+        ways = {PLAIN: {"spec_method": None}, ours["spec_method"]: ours}
         rows = score_rows(summarize_all(summarizer, texts, ways), texts)
-    setting = {"model": target.name, "dtype": precision_of(target.model), "num_articles": len(texts), "options": kwargs}
+    dtype = precision_of(loaded.model)
     if json:
+        setting = {"model": loaded.name, "dtype": dtype, "num_articles": len(texts), "options": kwargs}
         print_json({**setting, "rows": rows})
     else:
-        print_rows([{name: value for name, value in row.items() if name != "summaries"} for row in rows], setting)
-    if not check_accuracy:
-        return
-    plain, found = rows
-    follows_seed = target.kwargs["spec_config"].is_seed_exact or not sampling.do_sample
-    least_equal = float(follows_seed and setting["dtype"] == "float32") if equal_threshold is None else equal_threshold
-    checks = {
-        "rouge1": (found["rouge1"], plain["rouge1"] - TOLERANCE if rouge1_threshold is None else rouge1_threshold),
-        "share of equal summaries": (found["num_equal_to_plain"] / len(texts), least_equal),
-    }
-    missed = [f"{name} is {value:.2f}, below {least:.2f}" for name, (value, least) in checks.items() if value < least]
+        table = pandas.DataFrame(rows).drop(columns="summaries").set_index("name").rename_axis(index=None)
+        typer.echo(f"{show(table)}\n\nmodel {loaded.name}, dtype {dtype}, {len(texts)} articles, options {kwargs}")
+    if check_accuracy:
+        follows_seed = ours["spec_config"].is_seed_exact or not sampling.do_sample
+        _check(rows, rouge1_threshold, float(follows_seed and dtype == "float32"))
+
+
+def _check(rows: Sequence[Mapping[str, Any]], rouge1: float | None, equal_share: float) -> None:
+    """Report what is below its threshold, and exit with 1; no `rouge1` is plain's, less the tolerance."""
+    plain, ours = rows
+    least_rouge1 = plain["rouge1"] - TOLERANCE if rouge1 is None else rouge1
+    share = ours["num_equal_to_plain"] / len(ours["summaries"])
+    figures = {"rouge1": (ours["rouge1"], least_rouge1), "share of equal summaries": (share, equal_share)}
+    missed = [f"{name} is {value:.2f}, below {least:.2f}" for name, (value, least) in figures.items() if value < least]
     for message in missed:
         note(f"error: {message}", "red")
     if missed:

@@ -11,49 +11,13 @@ from hf_specdec.common.files import json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.checkpoint import load_head
 from hf_specdec.tools.cli import options
-from hf_specdec.tools.cli.models import load, process_device
+from hf_specdec.tools.cli.models import load
 from hf_specdec.tools.cli.options import LoadOptions
+from hf_specdec.tools.cli.processes import process_device
 from hf_specdec.tools.cli.report import noting_interrupts, print_json
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.train import HeadTraining, train_head
-
-DEFAULT = HeadTraining()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TextOptions:
-    """Texts and shape of the head."""
-
-    num_texts: Annotated[
-        int, typer.Option(help="Most prompts, chats or texts; without --prompts, texts that the target writes.")
-    ] = DEFAULT.num_texts
-    max_length: Annotated[int, typer.Option(help="Most tokens of a text; longer prompts are left out.")] = (
-        DEFAULT.max_length
-    )
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each prompt.")] = (
-        DEFAULT.max_new_tokens
-    )
-    regenerate: Annotated[
-        bool, typer.Option("--regenerate", help="Let the target write its own answers in place of the chats'.")
-    ] = DEFAULT.regenerate
-    layer_ids: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="A hidden state that the head reads, 0 the embeddings; repeat for more. Default: low, middle, high."
-        ),
-    ] = None
-    draft_vocab_size: Annotated[
-        int | None, typer.Option(help="Most tokens that the head can draft. Default: 32,000.")
-    ] = None
-    rollout_steps: Annotated[int, typer.Option(help="Draft steps that are trained and measured.")] = (
-        DEFAULT.rollout_steps
-    )
-
-    def read(self) -> HeadTraining:
-        """The same, checked."""
-        layer_ids = tuple(self.layer_ids) if self.layer_ids else None
-        return HeadTraining(**dataclasses.asdict(self) | {"layer_ids": layer_ids})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +55,7 @@ def train(
         ),
     ] = None,
     head: Annotated[Path | None, typer.Option(help="Folder of a head to train on. Default: a new one.")] = None,
-    texts: TextOptions,
+    config: HeadTraining,
     trainer: TrainerOptions,
     loading: LoadOptions,
     json: options.Json = False,
@@ -102,12 +66,10 @@ def train(
     more. The head is saved in the speculators format. `accelerate launch -m hf_specdec train ...` shares the training
     between processes.
     """
-    config, arguments = texts.read(), trainer.read()
+    arguments = trainer.read()
     data = None if prompts is None else [item for path in prompts for item in _items(path)]
     start = None if head is None else load_head(head)
-    loaded = load(loading)
-    if (device := process_device()) is not None and loading.device_map is None:
-        loaded.model.to(device)
+    loaded, _ = load(loading, device=process_device())
     logging.basicConfig(format="%(message)s")  # the measurements, on stderr
     logging.getLogger("hf_specdec").setLevel(logging.INFO)
     with noting_interrupts(f"{out} keeps what was done; the same command continues"):

@@ -30,7 +30,8 @@ class Limits:
 
     Attributes:
         max_new_tokens (`int`): most tokens of one lane.
-        max_prompt_tokens, max_prompt_chars (`int`): longest prompt.
+        max_prompt_tokens (`int`): longest prompt.
+        max_prompt_chars (`int`): longest prompt in characters.
         max_seconds (`float`): longest race, all lanes together; what was written by then is shown.
         queue_size (`int`): most visitors that wait.
     """
@@ -40,6 +41,12 @@ class Limits:
     max_prompt_chars: int = 8192
     max_seconds: float = 120.0
     queue_size: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_prompt_tokens", "max_prompt_chars", "queue_size"):
+            check_positive(name, getattr(self, name), "Leave it out for the default.")
+        if not self.max_seconds > 0:
+            raise ConfigError("max_seconds", "must be above 0", self.max_seconds, "Leave it out for the default.")
 
     @property
     def usual_tokens(self) -> int:

@@ -1,0 +1,86 @@
+"""A measurement of `bench` and of `generate --compare`: run, and printed as far as it came."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hf_specdec.tools.bench.header import describe
+from hf_specdec.tools.bench.loaded_model import LoadedModel
+from hf_specdec.tools.bench.page import write_page
+from hf_specdec.tools.bench.prompts import Prompt
+from hf_specdec.tools.bench.records import Records
+from hf_specdec.tools.bench.rows import Row
+from hf_specdec.tools.bench.run import BenchSettings, measure
+from hf_specdec.tools.bench.table import has_speeds, notes, show, speed_table, unequal_rows
+from hf_specdec.tools.cli.report import print_json, progress_bar, stdout_console
+from hf_specdec.tools.command_errors import INTERRUPTED, note
+
+
+def measure_and_print(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    rows: Sequence[Row],
+    settings: BenchSettings,
+    records: Records,
+    printing: Mapping[str, Any],
+    **kwargs: Any,
+) -> None:
+    """Measure and print; after Ctrl-C, or where the time is up, print what is measured.
+
+    Args:
+        printing: arguments of `print_result`.
+        kwargs: of `measure`.
+
+    Raises:
+        Exit: a row gave other texts than it promises (1), or Ctrl-C (130).
+    """
+    end = None
+    try:
+        with progress_bar() as progress:
+            if not measure(loaded, prompts, rows, settings, records, progress=progress, **kwargs):
+                end = "the time is up"
+    except KeyboardInterrupt:
+        end = "interrupted"
+    is_timed = has_speeds(records.records)
+    if end is not None:
+        state = "what is measured follows" if is_timed else "no round is timed yet"
+        note(f"{end}: {state}{'' if records.path is None else '; the same command goes on'}", "yellow")
+    if is_timed:
+        print_result(records.header, records.records, rows, **printing)
+    if end == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def print_result(
+    header: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
+    *,
+    page: Path | None = None,
+    as_json: bool = False,
+    **options: Any,
+) -> None:
+    """Print the header, the table and its notes; on a page too, where one is wanted.
+
+    Args:
+        rows: those that were measured.
+        options: of `speed_table`.
+
+    Raises:
+        Exit: a row gave other texts than it promises (1).
+    """
+    table = speed_table(records, **options)
+    if as_json:
+        speeds = table.astype(object).where(table.notna(), None).to_dict("index")
+        print_json({"header": header, "rows": [{"row": name, **fields} for name, fields in speeds.items()]})
+    else:
+        text = [*describe(header), "", show(table, stdout_console().width), "", *notes(records, **options)]
+        typer.echo("\n".join(text))
+    if page is not None:
+        for path in write_page(page, header, records, **options):
+            note(f"wrote {path}", "dim")
+    if names := unequal_rows(table, rows, dtype=header["dtype"], do_sample=header["settings"]["do_sample"]):
+        note(f"error: {', '.join(names)} gave other texts than plain decoding", "red")
+        raise typer.Exit(1)
