@@ -85,7 +85,7 @@ def load_model(
         widen_to (`tuple[int, int]`, *optional*): hidden size and number of layers that the model and its head are
             widened to, the model's function unchanged.
         plain_kernels (`bool`, *optional*, defaults to `False`): see `enable`; `False` is transformers' own speed.
-        kwargs: of `from_pretrained`, such as `attn_implementation`, `device_map` or `tp_plan`.
+        kwargs (`dict`): of `from_pretrained`, such as `attn_implementation`, `device_map` or `tp_plan`.
 
     Raises:
         CheckpointError: a folder is missing or incomplete.

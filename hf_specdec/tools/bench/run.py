@@ -45,7 +45,7 @@ class BenchSettings:
         top_k (`int`, *optional*): of samples, else the model's.
         seed (`int`, *optional*, defaults to `0`): of samples; `seed + r` in round r.
         batch_size (`int`, *optional*, defaults to `1`): prompts decoded together.
-        cache (`str`, *optional*, defaults to `"dynamic"`): dynamic, or static: compiled on GPUs.
+        cache (`str`, *optional*, defaults to `"dynamic"`): dynamic or static.
     """
 
     max_new_tokens: int = 128

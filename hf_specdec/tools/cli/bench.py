@@ -39,10 +39,11 @@ def bench(
 ) -> None:
     """Measure ways to generate on the same prompts in turn, next to transformers' generate and plain decoding.
 
-    A --row is transformers:prompt_lookup, transformers:assistant, or a method: auto, auto:num_nodes=16,pool=request,
-    auto+head, auto+draft_model. By default those run that say most, on the embedded model, on one thread of a CPU.
-    The exit code is 1 if a row gives other texts in fp32 than it promises, and 130 after Ctrl-C. The same command with
-    the same --output goes on.
+    A --row is a method (auto, auto+head, auto:num_nodes=16,pool=request), or
+    transformers:prompt_lookup or transformers:assistant. By default those run
+    that say most, on the embedded model, on one thread of a CPU. The exit code is
+    1 if a row gives other texts in fp32 than it promises, and 130 after Ctrl-C.
+    The same command with the same --output goes on.
     """
     end = time.monotonic() + 60 * max_minutes
     check_pandas()

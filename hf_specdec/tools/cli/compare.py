@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Sequence
 
+import typer
+
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.bench.header import make_header
@@ -29,6 +31,7 @@ def compare_and_print(job: Job, prompts: Sequence[Prompt], rounds: int, *, as_js
     state = copy.deepcopy(state_of(job.loaded.model).method_state)  # so that no call drafts from the answer
     if not as_json:
         job.write(prompts[0])
+        typer.echo()
     settings = BenchSettings(seed=job.seed or 0, **job.options)
     records = Records(make_header(job.loaded, settings))
     printing, kwargs = {"as_json": as_json}, {"rounds": rounds, "method_state": state}
