@@ -54,13 +54,15 @@ def load_foreign_tokenizer(
     Raises:
         CheckpointError: it is damaged.
     """
-    if "gguf_file" in with_gguf_file(path, {})[1]:
-        return None if are_alike(tokenizer, own := load_tokenizer(path)) else own
-    try:
-        found = cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError):  # no checkpoint: loading the model says so
-        return None
-    return None if found is None or are_alike(tokenizer, own := load_tokenizer(path)) else own
+    if "gguf_file" not in with_gguf_file(path, {})[1]:
+        try:
+            file = cached_file(os.fspath(path), "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError):  # no checkpoint: loading the model says so
+            return None
+        if file is None:
+            return None
+    of_draft = load_tokenizer(path)
+    return None if are_alike(tokenizer, of_draft) else of_draft
 
 
 def draft_tokenizers(
@@ -75,5 +77,5 @@ def draft_tokenizers(
     Raises:
         CheckpointError: the tokenizer is damaged.
     """
-    own = None if path is None or isinstance(draft, DraftHead) else load_foreign_tokenizer(path, tokenizer)
-    return {} if own is None else {"tokenizer": tokenizer, "assistant_tokenizer": own}
+    of_draft = None if path is None or isinstance(draft, DraftHead) else load_foreign_tokenizer(path, tokenizer)
+    return {} if of_draft is None else {"tokenizer": tokenizer, "assistant_tokenizer": of_draft}

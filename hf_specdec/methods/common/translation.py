@@ -12,24 +12,24 @@ exchanged by their role. Whatever goes wrong here costs acceptance, and never ch
     text.drafted([31, 7, 7])        # the draft's tokens after the tail, as the target's
 """
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from hf_specdec.errors import ConfigError
 
 WINDOW = 12  # tokens of context in front of what is encoded
 MOST_TAIL = 16  # tokens that wait for a word boundary
-LAST_TOKENS = 1  # of the text, that are never fixed: the next character may join them
 INCOMPLETE = "\ufffd"  # what decoding makes of bytes that are no character yet
 MOST_BYTES = 8  # tokens that may wait for a character's other bytes
 ANCHORS = ("\n", "a")
 ROLES = ("bos_token", "eos_token", "pad_token")
-MOST_ALONE = 0.01  # tokens that one of two alike vocabularies may have alone, as a share of those of both
+MOST_ALONE = 0.01  # tokens that only the larger of two alike vocabularies has, as a share of those of both
 
 # Of pairs of tokenizers that were compared, whether they are alike: large vocabularies take a tenth of a second.
-_COMPARED: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, weakref.WeakKeyDictionary[PreTrainedTokenizerBase, bool]]
+_COMPARED: weakref.WeakKeyDictionary[Tokenizer, weakref.WeakKeyDictionary[Tokenizer, bool]]
 _COMPARED = weakref.WeakKeyDictionary()
 
 
@@ -40,46 +40,39 @@ class Vocabulary:
         special_texts: what special tokens are read as, by their ids; others as they are written.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, special_texts: Mapping[int, str] | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_texts: Mapping[int, str] | None = None) -> None:
         self.tokenizer, self.special_texts = tokenizer, dict(special_texts or {})
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones included."""
-        pieces, plain = [], list[int]()
-        for token in ids:
-            if token in self.special_texts:
-                pieces += [self._decoded(plain), self.special_texts[token]]
-                plain = []
+        pieces = []
+        for special, run in itertools.groupby(ids, self.special_texts.get):
+            tokens = list(run)
+            if special is None:
+                text = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             else:
-                plain.append(token)
-        return "".join([*pieces, self._decoded(plain)])
+                text = special * len(tokens)
+            pieces.append(text)
+        return "".join(pieces)
 
     def text_after(self, ids: Sequence[int], more: Sequence[int]) -> str:
         """Text that `more` tokens add to that of `ids`."""
-        before = list(ids[-WINDOW:])
-        known, whole = self.text(before).rstrip(INCOMPLETE), self.text([*before, *more])
-        return whole[len(known) :] if whole.startswith(known) else self.text(more)
+        context = list(ids[-WINDOW:])
+        before, whole = self.text(context).rstrip(INCOMPLETE), self.text([*context, *more])
+        return whole[len(before) :] if whole.startswith(before) else self.text(more)
 
     def ids_after(self, ids: Sequence[int], text: str) -> list[int]:
         """Tokens of `text` where it goes on after the text of `ids`, whose tokens stay as they are."""
-        if not text:
-            return []
-        for before in (self.text(ids[-WINDOW:]), *ANCHORS):
-            known, whole = self.encoded(before), self.encoded(before + text)
-            if before and whole[: len(known)] == known:
-                return whole[len(known) :]
+        for context in (self.text(ids[-WINDOW:]), *ANCHORS) if text else ():
+            before, whole = self.encoded(context), self.encoded(context + text)
+            if context and whole[: len(before)] == before:
+                return whole[len(before) :]
         return self.encoded(text)
 
     def encoded(self, text: str, *, is_start: bool = False) -> list[int]:
         """Tokens of a text, with those that begin every text where `is_start`."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=is_start)
         return ids
-
-    def _decoded(self, ids: list[int]) -> str:
-        if not ids:
-            return ""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
 
 
 class Translation:
@@ -94,11 +87,10 @@ class Translation:
         new_text (`str`): characters that the target's last tokens have completed.
     """
 
-    def __init__(self, target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-        self.target = Vocabulary(target, _exchanged(target, draft))
-        self.draft = Vocabulary(draft)
-        self._ends = {_id(draft, "eos_token"): _id(target, "eos_token")}
-        self._specials = {*draft.all_special_ids} - {_id(draft, "unk_token")}
+    def __init__(self, target: Tokenizer, draft: Tokenizer) -> None:
+        self.target, self.draft = Vocabulary(target, _special_texts(target, draft)), Vocabulary(draft)
+        self._ends = {draft.eos_token_id: target.eos_token_id}
+        self._specials = {*draft.all_special_ids} - {draft.unk_token_id}
         self.fixed: list[int] = []
         self.tail: list[int] = []
         self.new_text = self._tail_text = ""
@@ -108,12 +100,11 @@ class Translation:
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text of the target's tokens."""
         self._ids, self._num_read = list(prompt_ids), 0
-        text = self._new_text()
-        ids = self.draft.encoded(text, is_start=True) or self.draft.encoded("\n")
-        if ids[-1] == _id(self.draft.tokenizer, "eos_token") and len(ids) > 1:
+        ids = self.draft.encoded(self._new_text(), is_start=True) or self.draft.encoded("\n")
+        if ids[-1] == self.draft.tokenizer.eos_token_id and len(ids) > 1:
             ids.pop()  # of tokenizers that end what they encode
-        count = max(len(ids) - MOST_TAIL, 1)
-        while count < len(ids) and self.draft.text(ids[:count][-WINDOW:]).endswith(INCOMPLETE):
+        count = 1
+        while count < len(ids) and self.draft.text(ids[:count]).endswith(INCOMPLETE):
             count += 1
         self.fixed, self.tail = ids[:count], ids[count:]
         self._tail_text = self.draft.text_after(self.fixed, self.tail)
@@ -129,18 +120,14 @@ class Translation:
 
     def drafted(self, ids: Sequence[int]) -> list[int]:
         """The draft's tokens after the tail, as tokens that the target's text may go on with."""
-        ends, plain = list[int](), list(ids)
-        for place, token in enumerate(plain):
-            if token in self._specials:
-                end = self._ends.get(token)
-                ends, plain = [] if end is None else [end], plain[:place]
-                break
-        text = self.draft.text_after([*self.fixed, *self.tail], plain).rstrip(INCOMPLETE)
-        read, begun = self._ids[: self._num_read], self._ids[self._num_read :]
-        tokens = self.target.ids_after(read, text)
+        count = next((place for place, token in enumerate(ids) if self.ends(token)), len(ids))
+        end = self._ends.get(ids[count]) if count < len(ids) else None
+        text = self.draft.text_after([*self.fixed, *self.tail], ids[:count]).rstrip(INCOMPLETE)
+        begun = self._ids[self._num_read :]
+        tokens = self.target.ids_after(self._ids[: self._num_read], text)
         if tokens[: len(begun)] != begun:
             return []
-        return tokens[len(begun) :] + ends
+        return tokens[len(begun) :] + ([] if end is None else [end])
 
     @property
     def tokens_a_token(self) -> float:
@@ -166,49 +153,46 @@ class Translation:
 
     def _fix(self) -> list[int]:
         """Move tokens from the tail to those that stay: up to the last word boundary, or the oldest of too many."""
-        for count in range(len(self.tail) - LAST_TOKENS, 0, -1):
+        size, most = len(self.tail), 4 * MOST_TAIL
+        for count in range(size - 1, max(size - most, 0), -1):  # the next character may join the last token
             text = self.draft.text_after(self.fixed, self.tail[:count])
             rest = self._tail_text[len(text) :]
             if not self._tail_text.startswith(text) or text.endswith(INCOMPLETE) or not rest:
                 continue
-            if rest[0].isspace() or len(self.tail) - count >= MOST_TAIL:
-                moved, self.tail = self.tail[:count], self.tail[count:]
-                self.fixed += moved
-                self._tail_text = rest
-                return moved
-        if len(self.tail) <= 4 * MOST_TAIL:
-            return []
-        moved, self.tail, self._tail_text = self.tail, [], ""  # of a tokenizer whose tokens have no texts of their own
+            if rest[0].isspace() or size - count >= MOST_TAIL:
+                return self._move(count, rest)
+        return self._move(size, "") if size > most else []  # of a tokenizer whose tokens have no texts of their own
+
+    def _move(self, count: int, rest: str) -> list[int]:
+        moved, self.tail, self._tail_text = self.tail[:count], self.tail[count:], rest
         self.fixed += moved
         return moved
 
 
-def are_alike(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bool:
+def are_alike(target: Tokenizer, draft: Tokenizer) -> bool:
     """True if the ids of two tokenizers are the same tokens, so that nothing has to be translated.
 
     What texts are split into decides: an id that both have must be one token, and one of them may have a few more, as
     vocabularies that were padded. Added tokens may differ, as those of models of one family that were taught other
     markup do: no text is split into them.
     """
-    if target is draft:
-        return True
     compared = _COMPARED.setdefault(target, weakref.WeakKeyDictionary())
     if draft not in compared:
-        compared[draft] = _have_same_tokens(target, draft)
+        compared[draft] = target is draft or _have_same_tokens(target, draft)
     return compared[draft]
 
 
-def _have_same_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> bool:
-    own, other = _tokens(target), _tokens(draft)
-    common = own.keys() & other.keys()
-    num_alone = max(len(own), len(other)) - len(common)
-    return num_alone <= MOST_ALONE * len(common) and all(own[number] == other[number] for number in common)
+def _have_same_tokens(target: Tokenizer, draft: Tokenizer) -> bool:
+    ours, theirs = _tokens(target), _tokens(draft)
+    common = ours.keys() & theirs.keys()
+    num_alone = max(len(ours), len(theirs)) - len(common)
+    return num_alone <= MOST_ALONE * len(common) and all(ours[number] == theirs[number] for number in common)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def _tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """By id, the tokens that texts are split into; those of a tokenizer that has none but added ones."""
-    known, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
-    return {number: token for token, number in known.items() if token not in added or len(added) == len(known)}
+    tokens, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    return {number: token for token, number in tokens.items() if token not in added or len(added) == len(tokens)}
 
 
 def check_tokenizers(tokenizer: object, assistant_tokenizer: object) -> None:
@@ -218,22 +202,17 @@ def check_tokenizers(tokenizer: object, assistant_tokenizer: object) -> None:
         ConfigError: one of them is missing, or something else.
     """
     for name, value in (("tokenizer", tokenizer), ("assistant_tokenizer", assistant_tokenizer)):
-        if not isinstance(value, PreTrainedTokenizerBase):
+        if not isinstance(value, Tokenizer):
             rule = "must be a tokenizer where the draft model has one of its own"
-            given = value if value is None else type(value).__name__
-            raise ConfigError(name, rule, given, "Pass tokenizer= and assistant_tokenizer=.")
+            shown = value if value is None else type(value).__name__
+            raise ConfigError(name, rule, shown, "Pass tokenizer= and assistant_tokenizer=.")
 
 
-def _exchanged(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Maps the target's special tokens to the draft's own of the same role, except where a text only begins."""
-    found: dict[int, str] = {}
+def _special_texts(target: Tokenizer, draft: Tokenizer) -> dict[int, str]:
+    """Texts of the target's special tokens: the draft's end for its end, nothing for those that begin or pad."""
+    texts: dict[int, str] = {}
     for role in ROLES:
-        token = _id(target, role)
-        if token is not None and token not in found:
-            found[token] = (getattr(draft, role) or "") if role == "eos_token" else ""
-    return found
-
-
-def _id(tokenizer: PreTrainedTokenizerBase, role: str) -> int | None:
-    token: int | None = getattr(tokenizer, f"{role}_id")
-    return token
+        token = getattr(target, f"{role}_id")
+        if token is not None:
+            texts.setdefault(token, (getattr(draft, role) or "") if role == "eos_token" else "")
+    return texts

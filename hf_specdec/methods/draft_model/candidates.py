@@ -53,24 +53,35 @@ class Candidate:
 
 
 class Growth:
-    """One round: its root, the tree of the requests, and in the end the candidates that were kept."""
+    """One round: its root, the tree of the requests, and in the end the candidates that were kept.
 
-    def __init__(self, root: int) -> None:
-        self.root = Candidate(root)
+    Args:
+        root: the last token that the draft has read.
+        tail: tokens of the text after it, which are read with each round; the last of them is the root then.
+    """
+
+    def __init__(self, root: int, tail: Sequence[int] = ()) -> None:
+        self.root = Candidate([root, *tail][-1])
         self.last_scored = self.root
         self.scored = TreeBuilder(root)
+        self._place = self.scored.add_path(0, tail)  # of the root
         self.num_forwards = 0
 
     def request(self, chosen: Sequence[Candidate]) -> DraftTree:
         """The tree to be scored next: all that was scored before, and `chosen` after it."""
         for candidate in chosen:
             if candidate.parent is None:
-                candidate.scored_as = 0
+                candidate.scored_as = self._place
             else:
                 assert candidate.parent.scored_as is not None
                 candidate.scored_as = self.scored.add(candidate.parent.scored_as, candidate.token)
         self.last_scored = chosen[-1]
         return self.scored.build()
+
+    @staticmethod
+    def rows_of(chosen: Sequence[Candidate], rows: NodeLogits) -> NodeLogits:
+        """The rows of `chosen` among those of all nodes that were scored with them."""
+        return rows if len(rows) == len(chosen) else rows.part(slice(-len(chosen), None))
 
     def keep(self, candidates: Iterable[Candidate]) -> DraftTree:
         """The tree of these candidates, parents before children, numbered in their order."""

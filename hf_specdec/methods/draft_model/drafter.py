@@ -87,17 +87,20 @@ class DraftModelDrafter(RoundDrafter):
 
     def grow(self, request: DraftRequest) -> DraftRound:
         """Yield trees to be scored, one a forward, and return the tree to verify."""
-        growth = Growth(self._text[-1])
         budget = min(request.budget, self.config.node_budget)
         self._request, self._round = request, None
         if budget < 1:
-            return growth.scored.build()
+            return DraftTree.chain(self._text[-1])
+        growth = self._growth()
         self._round = self._described = growth
         self._gain = self.counts.gain_curve(self.config.num_branches)
         self.forward_gain, self.forward_cost = self._first_gain(), self._min_gain
         tree = yield from (self._grow_by_drawing if self.draws else self._grow_best_first)(growth, budget)
         self._skipped += growth.num_forwards == 0
         return tree
+
+    def _growth(self) -> Growth:
+        return Growth(self._text[-1])
 
     def learn_from(self, result: DraftResult) -> None:
         """Count what was accepted, and let the draft follow the text."""
@@ -134,7 +137,7 @@ class DraftModelDrafter(RoundDrafter):
         chosen, least = [growth.root], self.min_probability
         while chosen:
             try:
-                rows = yield growth.request(chosen)
+                rows = growth.rows_of(chosen, (yield growth.request(chosen)))
             except NoForward:
                 break
             growth.num_forwards += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward
+from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer
 from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.common.translation import Translation
 from hf_specdec.methods.common.tree_width import at_common_width
@@ -50,26 +50,22 @@ class TranslatedDrafter(DraftModelDrafter):
 
     def grow(self, request: DraftRequest) -> DraftRound:
         """Run the draft's round after the text's tail, then translate its tree into the target's vocabulary."""
-        known = self.translation
-        needed = len(known.tail) + self._len
-        self._text = [*known.fixed, *known.tail]
-        if needed > self.scorer.room():
+        text = self.translation
+        self._text = [*text.fixed, *text.tail]
+        if len(text.tail) + self._len > self.scorer.room():
             request = dataclasses.replace(request, budget=0)
-        round_ = super().grow(request)
-        num_known = 0
-        try:
-            wanted = next(round_)
-            while True:
-                try:
-                    rows = yield _after(known.fixed[-1], known.tail, wanted)
-                except NoForward as refused:
-                    wanted = round_.throw(refused)
-                    continue
-                wanted, num_known = round_.send(rows.part(slice(-(len(wanted) - num_known), None))), len(wanted)
-        except StopIteration as finished:
-            tree: DraftTree = finished.value
+        tree = yield from super().grow(request)
         [tree] = at_common_width([tree], [self.min_probability])
-        return self._translated(tree)
+        builder = TreeBuilder(self._root)
+        paths = [tree.first_branch()]
+        if self.config.num_branches > 1:
+            paths += [[tree.tokens[place] for place in tree.path(node)[1:]] for node in range(1, len(tree))]
+        for path in paths:
+            builder.add_path(0, text.drafted(path))
+        return builder.build()
+
+    def _growth(self) -> Growth:
+        return Growth(self.translation.fixed[-1], self.translation.tail)
 
     def learn_from(self, result: DraftResult) -> None:
         """Count what was accepted, and let the draft follow the text."""
@@ -91,7 +87,7 @@ class TranslatedDrafter(DraftModelDrafter):
 
     def _observations(self, growth: Growth) -> list[tuple[int, float, bool]]:
         """As `observations`, by characters: of a token within which the new text ends, the rest is not known."""
-        found: list[tuple[int, float, bool]] = []
+        seen: list[tuple[int, float, bool]] = []
         text = self.translation.new_text
         accepted = [growth.root]
         while accepted:
@@ -101,28 +97,10 @@ class TranslatedDrafter(DraftModelDrafter):
                     accepted.append(child)
                 elif drafted.startswith(text):
                     continue
-                found.append((child.rank, child.confidence, text.startswith(drafted)))
-        return found
+                seen.append((child.rank, child.confidence, text.startswith(drafted)))
+        return seen
 
     @property
     def _num_levels(self) -> int:
         """The text's room is in the target's tokens, one of which may take several of the draft's."""
         return self._len
-
-    def _translated(self, tree: DraftTree) -> DraftTree:
-        builder = TreeBuilder(self._root)
-        paths = [tree.first_branch()]
-        if self.config.num_branches > 1:
-            paths += [[tree.tokens[place] for place in tree.path(node)[1:]] for node in range(1, len(tree))]
-        for path in paths:
-            builder.add_path(0, self.translation.drafted(path))
-        return builder.build()
-
-
-def _after(root: int, tail: Sequence[int], tree: DraftTree) -> DraftTree:
-    """The chain of `tail` below `root`, and below its last token what is below the root of `tree`."""
-    builder = TreeBuilder(root)
-    places = [builder.add_path(0, tail)]
-    for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
-        places.append(builder.add(places[parent], token))
-    return builder.build()
