@@ -63,11 +63,13 @@ def enable(
     if not isinstance(plain_kernels, bool | None):
         raise ConfigError("plain_kernels", "must be True or False", plain_kernels, "Leave it out for the default.")
     defaults: dict[str, SpecConfig] = {}
-    known = config_arguments()
+    methods = config_arguments()
     for name, value in configs.items():
-        if name not in known:
-            raise ConfigError(name, f"must be one of {', '.join(sorted(known))}", value, "Pass it to generate instead.")
-        defaults[known[name].name] = known[name].config_class.parse(value, name)
+        if name not in methods:
+            raise ConfigError(
+                name, f"must be one of {', '.join(sorted(methods))}", value, "Pass it to generate instead."
+            )
+        defaults[methods[name].name] = methods[name].config_class.parse(value, name)
     state = state_of(inner)
     state.defaults.update(defaults)
     if spec_memory is not None:

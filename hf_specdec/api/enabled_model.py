@@ -17,14 +17,14 @@ from typing import Any, Literal, cast, overload
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec.call.generate import class_generate, generate_with, with_added_arguments
-from hf_specdec.call.plain_kernels import prefill
+from hf_specdec.call.plain_kernels import plain_steps
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels.attention import check_attention, register
 
 _LOCK = threading.RLock()
-_OWN_RUNS_ON: ContextVar[Any] = ContextVar("_OWN_RUNS_ON", default=None)
+_RUNS_ON: ContextVar[Any] = ContextVar("_RUNS_ON", default=None)  # the model whose `generate` of the user's runs
 
 
 class SpecGenerationMixin(GenerationMixin):
@@ -73,7 +73,10 @@ class SpecGenerationMixin(GenerationMixin):
         def compute() -> Any:
             return super(SpecGenerationMixin, self)._prefill(input_ids, generation_config, model_kwargs, *args, **more)
 
-        return prefill(cast(PreTrainedModel, self), compute, generation_config, model_kwargs)
+        steps = plain_steps.get()
+        if steps is None or steps.model is not self:
+            return compute()
+        return steps.prefill(compute, generation_config, model_kwargs)
 
 
 SpecGenerationMixin.generate.__signature__ = with_added_arguments(  # type: ignore[attr-defined]
@@ -93,7 +96,7 @@ class EnabledGenerationMixin(SpecGenerationMixin):
     @property
     def __class__(self) -> type:
         """The class that the model has without `enable`."""
-        return own_class(type(self))
+        return models_class(type(self))
 
     @__class__.setter
     def __class__(self, cls: type) -> None:
@@ -108,8 +111,8 @@ class EnabledGenerationMixin(SpecGenerationMixin):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles name the model's own class, which can be imported."""
         make, args, *rest = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
-        own = tuple(own_class(arg) if isinstance(arg, type) else arg for arg in args)
-        return _made_enabled, (make, own), *rest
+        args = tuple(models_class(arg) if isinstance(arg, type) else arg for arg in args)
+        return _made_enabled, (make, args), *rest
 
     def __setstate__(self, state: Any) -> None:
         register()  # the attention of another process
@@ -117,7 +120,7 @@ class EnabledGenerationMixin(SpecGenerationMixin):
         self.__dict__[ATTRIBUTE] = copy.copy(state_of(cast(PreTrainedModel, self)))
 
 
-def own_class(cls: type) -> type:
+def models_class(cls: type) -> type:
     """The class that `enabled_class` was made of; `cls` itself where it is no such class."""
     return cls.__bases__[1] if cls.__bases__[:1] == (EnabledGenerationMixin,) else cls
 
@@ -128,7 +131,7 @@ def enabled_class(cls: type) -> type:
     Raises:
         UnsupportedModelError: the class cannot have subclasses.
     """
-    cls = own_class(cls)
+    cls = models_class(cls)
     with _LOCK:
         subclasses: list[type] = type.__subclasses__(cls)
         made = (sub for sub in subclasses if sub.__bases__ == (EnabledGenerationMixin, cls))
@@ -137,9 +140,11 @@ def enabled_class(cls: type) -> type:
 
 def _new_class(cls: type) -> type:
     names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own = {**names, "__slots__": (), "generate": _generate_of(cls)}
+    body = {**names, "__slots__": (), "generate": _generate_of(cls)}
     try:
-        return types.new_class(cls.__name__, (EnabledGenerationMixin, cls), exec_body=lambda body: body.update(own))
+        return types.new_class(
+            cls.__name__, (EnabledGenerationMixin, cls), exec_body=lambda namespace: namespace.update(body)
+        )
     except TypeError as error:  # of its metaclass
         raise UnsupportedModelError(
             f"`model` must be of a class that can have subclasses, but {cls.__name__} refuses them: {error}. "
@@ -152,14 +157,15 @@ def _generate_of(cls: Any) -> Callable[..., Any]:
 
     @functools.wraps(cls.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = state_of(self).own_generate
-        if own is None or _OWN_RUNS_ON.get() is self:  # it may call this method, which an earlier `enable` gave it
+        users_generate = state_of(self).own_generate
+        # The user's may call this method, which an earlier `enable` gave it.
+        if users_generate is None or _RUNS_ON.get() is self:
             return generate_with(self, class_generate(self), args, kwargs)
-        token = _OWN_RUNS_ON.set(self)
+        token = _RUNS_ON.set(self)
         try:
-            return generate_with(self, own, args, kwargs)
+            return generate_with(self, users_generate, args, kwargs)
         finally:
-            _OWN_RUNS_ON.reset(token)
+            _RUNS_ON.reset(token)
 
     generate.__doc__ = SpecGenerationMixin.generate.__doc__
     generate.__signature__ = with_added_arguments(inspect.signature(cls.generate))  # type: ignore[attr-defined]
@@ -182,7 +188,7 @@ def become_plain(model: PreTrainedModel) -> bool:
     attributes, state = model.__dict__, state_of(model)
     if getattr(attributes.get("generate"), "__func__", None) is type(model).generate:  # set to itself by the user
         del attributes["generate"]
-    _set_class(model, own_class(type(model)))
+    _set_class(model, models_class(type(model)))
     if state.own_generate is not None:
         attributes.setdefault("generate", state.own_generate)
     return True

@@ -138,12 +138,6 @@ def plain_request(request: Request) -> Request:
     return read_prompt_request(request.model, left | {"spec_method": PLAIN, "spec_observer": request.observer})
 
 
-def without_drafts(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `generate` with the method that drafts nothing."""
-    names = {*added_arguments(), *DRAFTS, *ASSISTED_ARGUMENTS} - {"spec_observer"}
-    return {**{name: value for name, value in arguments.items() if name not in names}, "spec_method": PLAIN}
-
-
 def merged_arguments(model: PreTrainedModel, usual: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of many calls with those of one call over them.
 
@@ -158,7 +152,7 @@ def merged_arguments(model: PreTrainedModel, usual: Mapping[str, Any], call: Map
     merged = {**usual, **call}
     values = (_method_of(Request.of(model, arguments))[0] for arguments in (merged, usual))
     method, other = (resolve(value) if isinstance(value, str) else value for value in values)
-    if method is None or method is other:
+    if method is other:
         return merged
     left = {"spec_config", *config_arguments()}
     if isinstance(other, Method):

@@ -13,7 +13,7 @@ from hf_specdec.kernels.cpu import HALVES
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 
-class _Steps:
+class PlainSteps:
     """The forwards of one call of transformers' `generate`: those after the prompt's have the kernels.
 
     Attributes:
@@ -23,8 +23,12 @@ class _Steps:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self._kernels, self._block = model, CpuKernels(model), contextlib.ExitStack()
 
-    def prefill(self, compute: Callable[[], Any]) -> Any:
-        """Compute a prompt's forward, and give the kernels to those that follow."""
+    def prefill(
+        self, compute: Callable[[], Any], generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Compute a prompt's forward, and give the kernels to those that follow; compiled steps get none of them."""
+        if compile_settings(self.model, generation_config, model_kwargs) is not None:
+            return compute()
         self.close()
         with self._kernels.of_prompts:
             outputs = compute()
@@ -36,7 +40,7 @@ class _Steps:
         self._block.close()
 
 
-_steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)
+plain_steps: ContextVar[PlainSteps | None] = ContextVar("plain_steps", default=None)  # of this thread's call
 
 
 @contextlib.contextmanager
@@ -46,20 +50,10 @@ def plain_kernels(model: PreTrainedModel) -> Iterator[None]:
     if not (model.dtype in HALVES if is_used is None else is_used):
         yield
         return
-    steps = _Steps(model)
-    token = _steps.set(steps)
+    steps = PlainSteps(model)
+    token = plain_steps.set(steps)
     try:
         yield
     finally:
-        _steps.reset(token)
+        plain_steps.reset(token)
         steps.close()
-
-
-def prefill(
-    model: PreTrainedModel, compute: Callable[[], Any], generation_config: GenerationConfig, kwargs: Mapping[str, Any]
-) -> Any:
-    """The prompt's forward of `model`, within such a block or outside. Compiled steps get none of them."""
-    steps = _steps.get()
-    if steps is None or steps.model is not model or compile_settings(model, generation_config, kwargs) is not None:
-        return compute()
-    return steps.prefill(compute)

@@ -189,8 +189,9 @@ def drafting_of(
         The runner, and a function of the row's number and of its random generator.
     """
     call, state = request.call, state_of(request.model)
-    logits_processor, draft_runner = logits_processor_of(call), _draft_runner(request, plan)
-    translations = request.translations if draft_runner is not None else None
+    draft_runner = _draft_runner(request, plan)
+    logits_processor = None if draft_runner is None else logits_processor_of(call)
+    translations = None if draft_runner is None else request.translations
     is_fixed = torch.are_deterministic_algorithms_enabled()
     costs = state.step_costs(request.model, request.device, is_fixed=is_fixed, is_static=request.has_static_cache)
     token_cost = functools.partial(costs.token_cost, dtype=request.model.dtype)

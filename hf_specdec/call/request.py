@@ -200,7 +200,7 @@ class Request:
         """
         if self.assistant_model is not None or self.config.drafting_layers is not None:
             return cast("PreTrainedModel | DraftHead | None", self.assistant_model)
-        return own_head_of(self.model, self.method, self.config)
+        return None if self.method.own_head is None else own_head_of(self.model, self.method, self.config)
 
     @cached_property
     def draft(self) -> tuple[Tier, ModelFacts]:

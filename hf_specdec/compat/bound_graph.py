@@ -86,7 +86,7 @@ def _maker(value: Any, outputs: Sequence[Any], kept: set[int]) -> Make | None:
     """Makes the like of `value` of other outputs of the graph.
 
     Args:
-        known: identities of objects that stay as they are.
+        kept: identities of objects that stay as they are.
     """
     if isinstance(value, torch.Tensor):
         place = next((place for place, output in enumerate(outputs) if output is value), None)

@@ -18,7 +18,6 @@ from hf_specdec.call.arguments import (
     merged_arguments,
     read_prompt_request,
     with_method,
-    without_drafts,
 )
 from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS
 from hf_specdec.call.generate import digests, log_notes, prepared_request
@@ -159,7 +158,7 @@ class Job:
             kwargs = with_method(self.model, merged_arguments(self.model, self.kwargs, inputs))
             kwargs["return_dict_in_generate"] = True
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
-                output = self.wrapper.generate(**(without_drafts(kwargs) if _asks_for_none(inputs) else kwargs))
+                output = self.wrapper.generate(**kwargs)
         except Exception as error:
             if not _is_the_prompts_own(error, prompt):
                 raise

@@ -112,16 +112,16 @@ def inputs_of(prompt: Any, tokenizer: Any) -> dict[str, Any]:
         if tokenizer is None:
             raise ConfigError("tokenizer", "must be given for prompts that are text", None, "Pass tokenizer=...")
         if (place := lone_surrogate(prompt)) is not None:
-            rule, found = "must be Unicode text, without lone surrogates", f"{prompt[place]!a} at character {place}"
-            raise ConfigError("prompt", rule, found, "Decode the text's bytes as UTF-8.")
+            rule, value = "must be Unicode text, without lone surrogates", f"{prompt[place]!a} at character {place}"
+            raise ConfigError("prompt", rule, value, "Decode the text's bytes as UTF-8.")
         return _encoded(tokenizer(prompt, return_tensors="pt"))
     if isinstance(prompt, Mapping):
         if not prompt.keys() & {"input_ids", "inputs", "inputs_embeds"}:
             raise ConfigError(
                 "prompt", "must hold input_ids where it is a dict", sorted(map(str, prompt)), NOT_A_PROMPT
             )
-        own = {name: _as_ids(prompt[name], prompt) for name in INPUT_NAMES if prompt.get(name) is not None}
-        return {**prompt, **{name: ids[None] if ids.ndim == 1 else ids for name, ids in own.items()}}
+        tensors = {name: _as_ids(prompt[name], prompt) for name in INPUT_NAMES if prompt.get(name) is not None}
+        return {**prompt, **{name: ids[None] if ids.ndim == 1 else ids for name, ids in tensors.items()}}
     if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):
         if getattr(tokenizer, "chat_template", None) is None:
             rule, remedy = "must be text or ids, as the tokenizer has no chat template", "Pass that of a chat model."
@@ -188,14 +188,14 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterabl
     Raises:
         ConfigError: names the field, and the nearest one that there is.
     """
-    known = known_settings(model) | set(added_arguments())
+    settings = known_settings(model) | set(added_arguments())
     for name, value in kwargs.items():
         if name in OF_ADAPTERS:
             rule = f"must be unset for many prompts: PEFT sets {OF_ADAPTERS[name]} for each row of one call"
             remedy = "Give generate batches of prompts with it, or each adapter a job after model.set_adapter(name)."
             raise ConfigError(name, rule, value, remedy)
-        if name not in known:
-            close = difflib.get_close_matches(str(name), [*known, *also], n=1)
+        if name not in settings:
+            close = difflib.get_close_matches(str(name), [*settings, *also], n=1)
             remedy = f"Did you mean {close[0]!r}?" if close else "See the arguments of generate."
             raise ConfigError(str(name), "must be an argument or a setting of generate", value, remedy)
 
