@@ -24,10 +24,17 @@ WRONG = {  # that break a rule, so that no model is loaded
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Two options."""
+    """Three options.
+
+    Attributes:
+        depths (`tuple[int, ...]`, *optional*, defaults to `(1, 2)`):
+            How deep (or high): any
+            number.
+    """
 
     width: Annotated[int, typer.Option("--width", help="How wide.")]
     names: Annotated[list[str] | None, typer.Option("--name")] = None
+    depths: tuple[int, ...] = (1, 2)
 
 
 def call(*words: str) -> tuple[Any, dict[str, Any]]:
@@ -47,10 +54,11 @@ def test_fields_are_options_with_their_names_and_defaults() -> None:
     result, seen = call("--width", "3", "--name", "a", "--name", "b", "--after")
     assert result.exit_code == 0, result.output
     assert seen == {"before": 1, "sizes": Sizes(3, ["a", "b"]), "after": True}
+    assert call("--width", "3", "--depths", "4", "--depths", "5")[1]["sizes"] == Sizes(3, None, (4, 5))
     result, seen = call()
     assert result.exit_code == 2 and "--width" in result.output and not seen
     result, _ = call("--help")
-    assert all(words in result.output for words in ("What it does.", "How wide.", "--before"))
+    assert all(words in result.output for words in ("What it does.", "How wide.", "How deep (or", "--before"))
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "summarize", "serve"])

@@ -18,13 +18,7 @@ from hf_specdec.tools.cli.measured import measure_and_print
 
 
 def compare_and_print(job: Job, prompts: Sequence[Prompt], rounds: int, *, as_json: bool) -> None:
-    """Continue a prompt, then print the table of the ways to continue it; Ctrl-C leaves what is measured.
-
-    Raises:
-        ConfigError: there is no method.
-        MissingExtraError: pandas is not installed.
-        Exit: the method gave other tokens than it promises (1), or the run was interrupted (130).
-    """
+    """Continue a prompt, then print the table of the ways to continue it."""
     check_pandas()
     if job.method["spec_method"] is None:
         raise ConfigError("compare", "must come with a method", "none", "Use --spec-method prompt_lookup.")

@@ -46,11 +46,7 @@ def converse(chat: "Conversation") -> None:
 
 
 class Conversation:
-    """The messages so far, and the cache of the tokens that the model has read.
-
-    Args:
-        kwargs: arguments of `generate`.
-    """
+    """The messages so far, and the cache of the tokens that the model has read; `kwargs` are those of `generate`."""
 
     def __init__(self, loaded: LoadedModel, kwargs: dict[str, Any], system: str | None = None) -> None:
         self.loaded, self.kwargs = loaded, kwargs
@@ -66,11 +62,7 @@ class Conversation:
         self._token_ids: list[int] = []  # whose keys and values the cache holds
 
     def answer(self, message: str) -> None:
-        """Write the answer to stdout as it comes; Ctrl-C ends it, and what has been written stays.
-
-        Raises:
-            ConfigError: the template refuses the chat, or the model has no positions for it.
-        """
+        """Write the answer to stdout as it comes; Ctrl-C ends it, and what has been written stays."""
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         messages = [*self.messages, {"role": "user", "content": message}]
         encoded = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False, return_tensors="pt")

@@ -26,11 +26,7 @@ PACKAGES = ("hf_specdec", "torch", "transformers", "accelerate")
 
 
 def facts_of(model: PreTrainedModel, kwargs: Mapping[str, Any], *, as_json: bool) -> dict[str, dict[str, Any]]:
-    """Groups of facts.
-
-    Args:
-        kwargs: arguments of `generate` that bring a draft model or head, if there is one.
-    """
+    """Groups of facts on a model and on the draft model or head that `kwargs` of `generate` bring, if they do."""
     plan = plan_model(read_prompt_request(model, {"spec_method": AUTO}))
     groups: dict[str, dict[str, Any]] = {
         **_machine(),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,10 +12,8 @@ from hf_specdec.tools.cli.options import LoadOptions, MethodOptions, SamplingOpt
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 
-if TYPE_CHECKING:
-    from hf_specdec.tools.cli.job import Job
-
 BATCH_SIZE = 8
+COMPARE = "Then measure the method, plain generate, and transformers' prompt lookup or assisted generation."
 TP_PLAN = (
     "auto: share the target between the processes of this launch: torchrun --nproc-per-node 2 -m hf_specdec ... "
     "--tp-plan auto."
@@ -24,24 +22,19 @@ TP_PLAN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyOptions:
-    """A file of prompts and that of its results."""
+    """A file of prompts and that of its results.
 
-    prompts_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt or text, or for a chat "
-            "with messages, turns, instruction or question. Needs --out."
-        ),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --prompts-file: the .jsonl file of results. The same command goes on where it was interrupted."
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help=f"With --prompts-file: prompts decoded together. Default: {BATCH_SIZE}.")
-    ] = None
+    Attributes:
+        prompts_file (`Path`): A .jsonl file (.gz too) of prompts: a string a line, or an object with prompt or text,
+            or for a chat with messages, turns, instruction or question. Needs --out.
+        out (`Path`): With --prompts-file: the .jsonl file of results. The same command goes on where it was
+            interrupted.
+        batch_size (`int`): With --prompts-file: prompts decoded together. Default: 8.
+    """
+
+    prompts_file: Path | None = None
+    out: Path | None = None
+    batch_size: options.AtLeastOne = None
 
     def check(self, **others: str | bool | None) -> None:
         """Refuse options that do not go with a file of prompts, or that need one."""
@@ -54,28 +47,6 @@ class ManyOptions:
             if self.prompts_file is not None and value:
                 remedy = 'A chat is a line with "question" or "messages"; `hf-specdec bench` compares over files.'
                 raise ConfigError(name, "must be unset with prompts_file", value, remedy)
-
-    def run(self, job: "Job", *, is_one_model: bool) -> None:
-        """Generate for the prompts of the file."""
-        from hf_specdec.tools.cli.prompts_file import generate_file
-
-        assert self.prompts_file is not None and self.out is not None
-        generate_file(job, self.prompts_file, self.out, self.batch_size or BATCH_SIZE, is_one_model=is_one_model)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
-    """The comparison of a method with others."""
-
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Then set the method next to plain generate and transformers' own: its prompt lookup, or its assisted "
-            "generation for a draft model.",
-        ),
-    ] = False
-    rounds: Annotated[int, typer.Option(min=1, help="With --compare: timed rounds after the warm-up.")] = 3
 
 
 @spread
@@ -96,7 +67,8 @@ def generate(
     sampling: SamplingOptions,
     seed: options.Seed = None,
     many: ManyOptions,
-    comparison: CompareOptions,
+    compare: Annotated[bool, typer.Option("--compare", help=COMPARE)] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="With --compare: timed rounds after the warm-up.")] = 3,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt with speculative decoding.
@@ -105,7 +77,7 @@ def generate(
     --prompts-file failed, and 130 if it is interrupted, which leaves --compare the complete rounds. `accelerate launch`
     and torchrun share a file's prompts out, with a file of results for each process.
     """
-    many.check(prompt=prompt, compare=comparison.compare, chat=chat, json=json)
+    many.check(prompt=prompt, compare=compare, chat=chat, json=json)
     if system is not None and not chat:
         raise ConfigError("system", "must come with chat", system, "Add --chat.")
     kwargs = {"max_new_tokens": max_new_tokens, **sampling.kwargs}
@@ -113,22 +85,24 @@ def generate(
     from hf_specdec.tools.cli import job as jobs  # and with it torch
     from hf_specdec.tools.cli import processes
     from hf_specdec.tools.cli.models import load
+    from hf_specdec.tools.cli.prompts_file import generate_file
 
     text = None if many.prompts_file is not None else jobs.read_prompt(prompt)
     device = processes.process_device() if many.prompts_file is not None and tp_plan is None else None
     loaded, method_kwargs = load(loading, method, tp_plan=tp_plan, device=device)
     job = jobs.Job(loaded, method_kwargs, kwargs, seed)
     with processes.sharing_a_model(tp_plan), processes.remembering(loaded.model, method.spec_memory):
-        if many.prompts_file is not None:
-            many.run(job, is_one_model=tp_plan is not None)
+        if many.prompts_file is not None and many.out is not None:
+            is_one_model = tp_plan is not None
+            generate_file(job, many.prompts_file, many.out, many.batch_size or BATCH_SIZE, is_one_model=is_one_model)
             return
         prompts = jobs.make_prompts(text, loaded.tokenizer, is_chat=chat, system=system)
         if text is None and not json:
             note(prompts[0].text, "dim")
-        if comparison.compare:
+        if compare:
             from hf_specdec.tools.cli.compare import compare_and_print
 
-            compare_and_print(job, prompts, comparison.rounds, as_json=json)
+            compare_and_print(job, prompts, rounds, as_json=json)
         elif json:
             job.print_document(prompts[0])
         else:

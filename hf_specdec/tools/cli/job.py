@@ -34,13 +34,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model with the options that all its calls share.
-
-    Attributes:
-        method (`Mapping[str, Any]`): arguments of `generate` that choose the method.
-        options (`Mapping[str, Any]`): further ones.
-        seed (`int`, *optional*): set before each call; `None` leaves the random state as it is.
-    """
+    """A model with the arguments of `generate` that its calls share; `method` has those that choose the method."""
 
     loaded: LoadedModel
     method: Mapping[str, Any]
@@ -104,11 +98,7 @@ class Job:
 def make_prompts(
     text: str | None, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool, system: str | None
 ) -> list[Prompt]:
-    """The prompt, or without a text a question to a model with a chat template, Python code to another.
-
-    Raises:
-        ConfigError: the text is empty or no Unicode, or there is no template for a chat.
-    """
+    """The prompt, or without a text a question to a model with a chat template, Python code to another."""
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if is_chat and not has_template:
         rule = "must come with a model that has a chat template"

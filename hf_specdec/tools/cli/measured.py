@@ -27,15 +27,7 @@ def measure_and_print(
     printing: Mapping[str, Any],
     **kwargs: Any,
 ) -> None:
-    """Measure and print; after Ctrl-C, or where the time is up, print what is measured.
-
-    Args:
-        printing: arguments of `print_result`.
-        kwargs: of `measure`.
-
-    Raises:
-        Exit: a row gave other texts than it promises (1), or Ctrl-C (130).
-    """
+    """Measure, by `kwargs` of `measure`, and print; after Ctrl-C, or where the time is up, what is measured by then."""
     end = None
     try:
         with progress_bar() as progress:
@@ -62,15 +54,7 @@ def print_result(
     as_json: bool = False,
     **options: Any,
 ) -> None:
-    """Print the header, the table and its notes; on a page too, where one is wanted.
-
-    Args:
-        rows: those that were measured.
-        options: of `speed_table`.
-
-    Raises:
-        Exit: a row gave other texts than it promises (1).
-    """
+    """Print the header, the table and its notes, also on a page; exit with 1 where a row broke its promise."""
     table = speed_table(records, **options)
     if as_json:
         speeds = table.astype(object).where(table.notna(), None).to_dict("index")

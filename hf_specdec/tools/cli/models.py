@@ -29,19 +29,10 @@ def load(
     tp_plan: str | None = None,
     device: torch.device | None = None,
 ) -> tuple[LoadedModel, dict[str, Any]]:
-    """Load what the options name.
+    """Load what the options name: the model, and the arguments of `generate` that choose the method.
 
-    Args:
-        tp_plan: `"auto"` shares the target between the processes of this launch.
-        device: of this process, where several share a job and each has a model of its own.
-
-    Returns:
-        The model, and the arguments of `generate` that choose the method: `spec_method`, `spec_config`,
-        `assistant_model` and the tokenizers where they differ.
-
-    Raises:
-        ConfigError: options that cannot be, before anything is loaded where possible.
-        CheckpointError: a checkpoint is missing or damaged.
+    `tp_plan="auto"` shares the target between the processes of this launch; `device` is that of this process, where
+    several share a job.
     """
     if tp_plan is not None and int(os.environ.get("WORLD_SIZE", "1")) < 2:  # of torchrun and accelerate launch
         remedy = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tp-plan auto"

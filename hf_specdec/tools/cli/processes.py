@@ -20,11 +20,8 @@ from hf_specdec.errors import ConfigError
 
 
 def processes() -> PartialState:
-    """The process itself among those it was started with; alone, it is the first of one.
-
-    accelerate looks for other processes on CPUs only if it is told that CPUs are used.
-    """
-    uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
+    """The process itself among those it was started with; alone, it is the first of one."""
+    uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")  # not read by the next
     return PartialState(cpu=uses_cpu or not torch.accelerator.is_available())
 
 

@@ -24,14 +24,9 @@ from hf_specdec.tools.prompt_lines import NotAPromptError, read_line
 
 
 def generate_file(job: Job, prompts_file: Path, out: Path, batch_size: int, *, is_one_model: bool) -> None:
-    """Generate for every prompt that has no result yet.
+    """Generate for every prompt that has no result yet; exit with 1 where one failed.
 
-    Args:
-        is_one_model: whether the processes of this launch share one model: then all go through all prompts, and the
-            first writes.
-
-    Raises:
-        typer.Exit: with 1 where a prompt failed.
+    Processes that share one model go through all prompts together, and the first writes.
     """
     state = processes()
     lines = [line for _, line in lines_of(read_text(prompts_file, "prompts_file"))]
@@ -64,11 +59,7 @@ def _file_of(out: Path, rank: int | str) -> Path:
 
 
 def _indices(file: Path, num_prompts: int) -> set[int]:
-    """Indices of the prompts that have a result; the beginning of a line, left by an interruption, is cut off.
-
-    Raises:
-        ConfigError: the file holds anything else, or more prompts than the job has.
-    """
+    """Indices of the prompts that have a result; the beginning of a line, left by an interruption, is cut off."""
     if not file.exists():
         return set()
     content = file.read_bytes()

@@ -10,7 +10,7 @@ import rich.table
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.tools.command_errors import INTERRUPTED, note, process_rank
@@ -61,14 +61,10 @@ def noting_interrupts(message: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress on stderr, from the first of several processes: a bar in a terminal, else a line for each tenth.
-
-    Gives the function that moves it: the job's description, its number, the number of all.
-    """
+    """A function that shows progress on stderr: a bar in a terminal, else a line for each tenth."""
     console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     is_bar = console.is_terminal and not process_rank()
-    with Progress(*columns, console=console, disable=not is_bar, transient=True) as progress:
+    with Progress(console=console, disable=not is_bar, transient=True) as progress:
         bar = progress.add_task("warming up", total=None)
 
         def advance(what: str, number: int, total: int) -> None:

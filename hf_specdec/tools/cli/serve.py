@@ -9,7 +9,7 @@ from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra
 from hf_specdec.tools.cli.models import load
-from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
+from hf_specdec.tools.cli.options import AtLeastOne, LoadOptions, MethodOptions
 from hf_specdec.tools.cli.processes import remembering
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
@@ -20,23 +20,23 @@ PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client", "llguidance")  
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Address of the server, and its keys."""
+    """Address of the server, and its keys.
 
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network here.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is a free one.")] = 8000
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(envvar="HF_SPECDEC_API_KEY", help="A key that requests must carry; may be repeated."),
-    ] = None
-    served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model. Default: its folder or name.")
-    ] = None
-    shutdown_timeout: Annotated[
-        int, typer.Option(min=0, help="Seconds that open answers may take after the signal to end (SIGTERM, Ctrl-C).")
-    ] = 30
-    limit_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Most connections; further ones get status 503. Default: no limit.")
-    ] = None
+    Attributes:
+        host (`str`): Address to listen on; 0.0.0.0 is every network here.
+        port (`int`): Port to listen on; 0 is a free one.
+        api_key (`list[str]`): A key that requests must carry; may be repeated.
+        served_model_name (`str`): What clients call the model. Default: its folder or name.
+        shutdown_timeout (`int`): Seconds that open answers may take after the signal to end (SIGTERM, Ctrl-C).
+        limit_concurrency (`int`): Most connections; further ones get status 503. Default: no limit.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000
+    api_key: Annotated[list[str] | None, typer.Option(envvar="HF_SPECDEC_API_KEY")] = None
+    served_model_name: str | None = None
+    shutdown_timeout: Annotated[int, typer.Option(min=0)] = 30
+    limit_concurrency: AtLeastOne = None
 
     def check(self) -> None:
         """Refuse a key that every request would carry, and say so where anybody may use the model."""
@@ -49,24 +49,23 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """Batch, queue and memory that requests share."""
+    """Batch, queue and memory that requests share.
 
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a request that does not say.")] = 512
-    max_queue: Annotated[
-        int, typer.Option(min=1, help="Most requests that wait for a place; further ones get status 429.")
-    ] = 256
-    memory: Annotated[
-        Literal["request", "shared"],
-        typer.Option(help="Texts that methods draft from: those of the request, or also earlier ones of all clients."),
-    ] = "request"
-    prefix_cache_size: Annotated[
-        float,
-        typer.Option(min=0, help="Gigabytes of keys and values to keep for prompts that begin like earlier texts."),
-    ] = 1.0
-    prefill_chunk_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt in one forward. Mixtures in bf16 on CPUs need it.")
-    ] = None
+    Attributes:
+        batch_size (`int`): Requests decoded together.
+        max_new_tokens (`int`): Most new tokens of a request that does not say.
+        max_queue (`int`): Most requests that wait for a place; further ones get status 429.
+        memory (`str`): Texts that methods draft from: those of the request, or also earlier ones of all clients.
+        prefix_cache_size (`float`): Gigabytes of keys and values to keep for prompts that begin like earlier texts.
+        prefill_chunk_size (`int`): Tokens of a prompt in one forward. Mixtures in bf16 on CPUs need it.
+    """
+
+    batch_size: Annotated[int, typer.Option(min=1)] = 8
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 512
+    max_queue: Annotated[int, typer.Option(min=1)] = 256
+    memory: Literal["request", "shared"] = "request"
+    prefix_cache_size: Annotated[float, typer.Option(min=0)] = 1.0
+    prefill_chunk_size: AtLeastOne = None
 
 
 @spread

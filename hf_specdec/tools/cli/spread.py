@@ -1,8 +1,9 @@
 """Options in dataclasses: where a command has a parameter of such a class, its fields are the options.
 
-A field has its own `typer.Option`, or it is explained by its entry in the docstring of the class.
+A field is explained by its `typer.Option`, or by its entry in the docstring of the class.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -40,11 +41,16 @@ def _options(parameter: inspect.Parameter, *, is_group: bool) -> Iterator[inspec
     hints = get_type_hints(group := parameter.annotation, include_extras=True)
     for field in dataclasses.fields(group):
         hint = hints[field.name]
-        if get_origin(hint) is not Annotated:
+        typed, option = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+        if option is None:
             names = [f"--{field.name.replace('_', '-')}"] if hint is bool else []  # no --no-...
-            typed = hint if (item := _item_of(hint)) is None else list[item] | None  # type: ignore[valid-type]
-            hint = Annotated[typed, typer.Option(*names, help=_entries(group)[field.name])]
+            item, option = _item_of(hint), typer.Option(*names)
+            typed = hint if item is None else list[item] | None  # type: ignore[valid-type]
+        if option.help is None:
+            option = copy.copy(option)  # others may have it too
+            option.help = _entries(group).get(field.name)
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        hint = Annotated[typed, option]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -52,7 +58,7 @@ def _entries(group: type) -> dict[str, str]:
     """The sentences on each field in the docstring of a class."""
     entries, names = dict[str, str](), list[str]()
     for line in str(inspect.getdoc(group)).partition("s:\n")[2].partition("\n\n")[0].splitlines():
-        if begin := re.match(r"    (\w[\w, ]*) \(.*\):(.*)", line):
+        if begin := re.match(r"    (\w[\w, ]*) \(`.*?\):(.*)", line):
             names, line = begin[1].split(", "), begin[2]
         entries |= {name: f"{entries.get(name, '')} {line.strip()}".strip() for name in names}
     return {name: text[0].upper() + text[1:] for name, text in entries.items()}
