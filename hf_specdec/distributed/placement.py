@@ -44,11 +44,11 @@ def read_devices(device_list: DeviceList, field: str = DEVICE_LIST) -> list[torc
     Raises:
         ConfigError: a name that is no device, a device that is not here, or several that are not all accelerators.
     """
-    known = available_devices()
-    devices = list(dict.fromkeys(_device(item, device_list, known, field) for item in device_list))
-    if any(device not in known for device in devices):
-        rule = f"must name devices that are here ({', '.join(map(str, known))})"
-        remedy = 'Write [0] or ["cpu"].' if len(known) > 1 else 'Write ["cpu"], or leave the list out.'
+    available = available_devices()
+    devices = list(dict.fromkeys(_device(item, device_list, available, field) for item in device_list))
+    if any(device not in available for device in devices):
+        rule = f"must name devices that are here ({', '.join(map(str, available))})"
+        remedy = 'Write [0] or ["cpu"].' if len(available) > 1 else 'Write ["cpu"], or leave the list out.'
         raise ConfigError(field, rule, device_list, remedy)
     if len(devices) > 1 and any(device.type == "cpu" for device in devices):
         raise ConfigError(field, "must name GPUs only, if several devices", device_list, "Write [0, 1].")
@@ -61,12 +61,12 @@ def read_device(device: int | str | torch.device, field: str) -> torch.device:
     Raises:
         ConfigError: a name that is no device, or a device that is not here.
     """
-    known = ", ".join(map(str, available_devices()))
+    available = ", ".join(map(str, available_devices()))
     try:
         return read_devices([str(device) if isinstance(device, torch.device) else device], field)[0]
     except ConfigError as error:
         remedy = "Name one of them, or leave it out."
-        raise ConfigError(field, f"must be a device that is here ({known})", device, remedy) from error
+        raise ConfigError(field, f"must be a device that is here ({available})", device, remedy) from error
 
 
 def with_checked_map(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def parallel_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, **tensor_parallel_arguments(plan)}
 
 
-def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.device], field: str) -> torch.device:
+def _device(item: int | str, device_list: DeviceList, available: Sequence[torch.device], field: str) -> torch.device:
     """One entry of a list, with its number: `"cuda"` is the current one."""
-    accelerator = known[-1].type if len(known) > 1 else "cuda"
+    accelerator = available[-1].type if len(available) > 1 else "cuda"
     try:
         name = f"{accelerator}:{item}" if isinstance(item, int) else item
         device = torch.device(name)
@@ -200,40 +200,36 @@ def _device(item: int | str, device_list: DeviceList, known: Sequence[torch.devi
         raise ConfigError(field, "must name devices that torch knows", device_list, remedy) from error
     if device.type == "cpu" and not device.index:  # torch takes any number of it
         return torch.device("cpu")
-    if device.index is None and device.type == accelerator and len(known) > 1:
+    if device.index is None and device.type == accelerator and len(available) > 1:
         return torch.device(device.type, torch.accelerator.current_device_index())
     return device
 
 
 def _devices_of(model: PreTrainedModel) -> set[torch.device]:
     """Devices of the weights during the forward."""
-    found: set[torch.device] = set()
+    devices: set[torch.device] = set()
     for module in modules_of(model):
         for weight in own_weights(module):
             device = compat.execution_device(module) if weight.device.type == "meta" else weight.device
-            found.add(device or weight.device)
-    return {torch.device("cpu") if device.type == "cpu" else device for device in found}
+            devices.add(device or weight.device)
+    return {torch.device("cpu") if device.type == "cpu" else device for device in devices}
 
 
 def _spread(
     model: PreTrainedModel, devices: Sequence[torch.device], device_list: DeviceList, field: str
 ) -> dict[str, Any]:
-    """Assigns parts to devices so that all hold about the same.
-
-    Raises:
-        ConfigError: they have no room for it.
-    """
-    own: dict[torch.device, int] = {}
+    """Assigns parts to devices so that all hold about the same."""
+    held: dict[torch.device, int] = {}
     for weight in model.parameters():
-        own[weight.device] = own.get(weight.device, 0) + weight.numel() * weight.element_size()
-    free = {device.index: _free_bytes(device) + own.get(device, 0) for device in devices}
+        held[weight.device] = held.get(weight.device, 0) + weight.numel() * weight.element_size()
+    free = {device.index: _free_bytes(device) + held.get(device, 0) for device in devices}
     whole = unsplittable_modules(model)
     balanced = get_balanced_memory(model, max_memory=free, no_split_module_classes=whole)
     device_map = infer_auto_device_map(
         model, max_memory={device.index: balanced[device.index] for device in devices}, no_split_module_classes=whole
     )
     if {"cpu", "disk"} & set(device_map.values()):
-        rule = f"must have room for {type(model).__name__} ({sum(own.values()) / 2**30:.1f} GiB of weights)"
+        rule = f"must have room for {type(model).__name__} ({sum(held.values()) / 2**30:.1f} GiB of weights)"
         raise ConfigError(field, rule, device_list, "Name more devices, or load it in a lower precision.")
     return dict(device_map)
 

@@ -29,21 +29,21 @@ class RankChannel:
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, by rank: one collective, and another one where a value is long."""
-        own = pickle.dumps(value)
-        found = self._all_gather(len(own).to_bytes(LENGTH_BYTES) + own[:FIRST_BYTES], LENGTH_BYTES + FIRST_BYTES)
-        lengths = [int.from_bytes(part[:LENGTH_BYTES]) for part in found]
-        values = [part[LENGTH_BYTES:] for part in found]
+        content = pickle.dumps(value)
+        parts = self._all_gather(
+            len(content).to_bytes(LENGTH_BYTES) + content[:FIRST_BYTES], LENGTH_BYTES + FIRST_BYTES
+        )
+        lengths = [int.from_bytes(part[:LENGTH_BYTES]) for part in parts]
+        values = [part[LENGTH_BYTES:] for part in parts]
         if max(lengths) > FIRST_BYTES:
-            rest = self._all_gather(own[FIRST_BYTES:], max(lengths) - FIRST_BYTES)
+            rest = self._all_gather(content[FIRST_BYTES:], max(lengths) - FIRST_BYTES)
             values = [first + more for first, more in zip(values, rest, strict=True)]
         return [pickle.loads(part[:length]) for part, length in zip(values, lengths, strict=True)]
 
-    def _all_gather(self, own: bytes, size: int) -> list[bytes]:
-        """Every process's bytes, filled up to `size`.
-
-        What is sent is torch's own memory: the collective's thread may be the last to hold it, and free it.
-        """
-        sent = torch.frombuffer(bytearray(own.ljust(size, b"\0")), dtype=torch.uint8).to(self.device, copy=True)
+    def _all_gather(self, content: bytes, size: int) -> list[bytes]:
+        """Every process's bytes, filled up to `size`."""
+        # torch's own memory: the collective's thread may be the last to hold it, and free it
+        sent = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8).to(self.device, copy=True)
         received = [torch.empty_like(sent) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(received, sent, group=self.group)
         return [part.cpu().numpy().tobytes() for part in received]
@@ -54,13 +54,13 @@ class RankChannel:
         Raises:
             RankError: a process has a pending error; raised in all of them, with this one's as the cause.
         """
-        found = self.gather((message, None if pending_error is None else describe(pending_error)))
-        reasons = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(found) if error is not None]
+        parts = self.gather((message, None if pending_error is None else describe(pending_error)))
+        reasons = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(parts) if error is not None]
         if reasons:
             self.intact = False
             text = " | ".join(reasons)
             raise RankError(f"The processes of the model cannot go on together. {text}") from pending_error
-        return found[0][0]
+        return parts[0][0]
 
 
 def describe(error: BaseException) -> str:

@@ -116,41 +116,25 @@ class _EnabledAutoModel:
             UnsupportedModelError: the model has no linear layers to quantise.
         """
         precision = SAME_PRECISION.get(str(precision), precision)
-        if precision is not None and precision not in PRECISIONS:
-            raise unknown_name("precision", precision, PRECISIONS)
-        _check_dtype(kwargs)
-        if own := [name for name in added_arguments() if name in kwargs]:
-            remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
-            raise ConfigError(own[0], "must be an argument of generate, not of from_pretrained", kwargs[own[0]], remedy)
+        _check_arguments(precision, kwargs)
         path, kwargs = with_gguf_file(path, with_checked_map(kwargs))
         # Set afterwards, so that a model which cannot use it says so instead of failing while it is built.
         attention = kwargs.pop("attn_implementation") if asks_for_xformers(kwargs.get("attn_implementation")) else None
         if attention is not None:
             check_installed()
-        runs_code = bool(kwargs.get("trust_remote_code"))
         gguf_file = kwargs.get("gguf_file") or getattr(kwargs.get("quantization_config"), "gguf_file", None)
+        runs_code = bool(kwargs.get("trust_remote_code"))
         check_folder(path, cls.auto_class.__name__, runs_code=runs_code, gguf_file=gguf_file)
-        if gguf_file is not None and precision is not None and precision not in DTYPES:
-            rule = "must be 'auto', 'fp32', 'bf16' or 'fp16' for a GGUF file, whose weights are packed already"
-            raise ConfigError("precision", rule, precision, "Leave it out.")
+        _check_gguf(gguf_file, precision, dequantize)
         _check_parts(cls.auto_class, path, kwargs)
-        if dequantize and gguf_file is None:
-            raise ConfigError("dequantize", "must be False for what is no GGUF file", dequantize, "Leave it out.")
+        wants_info = kwargs.pop("output_loading_info", False)
         with _named_errors(cls.auto_class, path, gguf_file):
-            kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, cls.auto_class))
-            cast_to = dtype_after_widening(kwargs)
-            wants_info = kwargs.pop("output_loading_info", False)
-            loaded = None
-            if gguf_file is not None:
-                loaded, kwargs = packed_or_arguments(cls.auto_class, path, kwargs, dequantize=dequantize)
-            model, info = loaded or cls.auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
+            model, info = _loaded(cls.auto_class, path, precision, kwargs, gguf_file, dequantize)
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(
                 f"{os.fspath(path)!r} must hold every weight of {type(model).__name__}, but lacks {len(missing)}, "
                 f"{missing[0]!r} among them. Is the download complete, and the class the right one?"
             )
-        if cast_to is not None:
-            model.to(dtype=cast_to)
         if precision == "fp8":
             _check_fp8(model)
             zero_rows(model)
@@ -160,6 +144,38 @@ class _EnabledAutoModel:
         if attention is not None:
             model.set_attn_implementation(attention)
         return (model, info) if wants_info else model
+
+
+def _loaded(
+    auto_class: Any, path: Any, precision: str | None, kwargs: dict[str, Any], gguf_file: str | None, dequantize: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The model and transformers' loading info."""
+    kwargs = parallel_arguments(loading_arguments(precision, path, kwargs, auto_class))
+    cast_to, packed = dtype_after_widening(kwargs), None
+    if gguf_file is not None:
+        packed, kwargs = packed_or_arguments(auto_class, path, kwargs, dequantize=dequantize)
+    model, info = packed or auto_class.from_pretrained(path, output_loading_info=True, **kwargs)
+    return (model if cast_to is None else model.to(dtype=cast_to)), info
+
+
+def _check_arguments(precision: str | None, kwargs: Mapping[str, Any]) -> None:
+    """Raise for an unknown precision or dtype, and for arguments of `generate`."""
+    if precision is not None and precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    _check_dtype(kwargs)
+    for name in added_arguments():
+        if name in kwargs:
+            remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
+            raise ConfigError(name, "must be an argument of generate, not of from_pretrained", kwargs[name], remedy)
+
+
+def _check_gguf(gguf_file: str | None, precision: str | None, dequantize: bool) -> None:
+    """Raise for a precision that packed weights cannot have, and for `dequantize` without them."""
+    if gguf_file is not None and precision is not None and precision not in DTYPES:
+        rule = "must be 'auto', 'fp32', 'bf16' or 'fp16' for a GGUF file, whose weights are packed already"
+        raise ConfigError("precision", rule, precision, "Leave it out.")
+    if dequantize and gguf_file is None:
+        raise ConfigError("dequantize", "must be False for what is no GGUF file", dequantize, "Leave it out.")
 
 
 def _check_dtype(kwargs: Mapping[str, Any]) -> None:
@@ -306,10 +322,10 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
 def _no_head(files: HeadFiles) -> SpecError:
     """Error for a folder that holds no draft head; raises another where its config.json cannot be read."""
     values = files.values()
-    given = values.get("architectures") or values.get("speculators_model_type") or values.get("model_type")
+    named = values.get("architectures") or values.get("speculators_model_type") or values.get("model_type")
     labels = sorted(source.label for source in sources().values() if source.style == "head")
     remedy = f"Choose the folder of a draft head: {', '.join(labels)}."
-    return ConfigError("path", "must have a config.json that describes a draft head", given, remedy)
+    return ConfigError("path", "must have a config.json that describes a draft head", named, remedy)
 
 
 def load_draft(

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import metadata_load, metadata_save
 from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
@@ -24,8 +24,7 @@ from hf_specdec.compat.loading import validate_repo_id
 from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.registry import resolve
 
-FOLDER = "custom_generate"
-TAG = "custom_generate"
+FOLDER = TAG = "custom_generate"
 SCRIPT = '''\
 """Speculative decoding: the text of transformers' own `generate`, sooner. Written by hf_specdec.loading.hub.export."""
 
@@ -40,7 +39,7 @@ def generate(model, **kwargs):
     """As `GenerationMixin.generate`, with `spec_method`, `spec_config` and the list forms of hf_specdec."""
     return hub.generate(model, DEFAULTS, **kwargs)
 '''
-CARD = """\
+CARD = """
 # Speculative decoding for `generate`
 
 The text of transformers' own `generate`, sooner, with the Python package `hf_specdec`.
@@ -77,35 +76,47 @@ def export(
             whose metadata cannot be read. Nothing is written.
     """
     check_path("folder", folder, "a folder")
-    _check_repo(repo_id)
+    if repo_id is not None:
+        _check_repo(repo_id)
     method = resolve(spec_method)
     defaults: dict[str, Any] = {"spec_method": method.name}
     if spec_config is not None:
         defaults["spec_config"] = dataclasses.asdict(method.config_class.parse(spec_config))
     root = Path(folder)
-    script = root / FOLDER / "generate.py"
+    script, card = root / FOLDER / "generate.py", root / "README.md"
     if root.exists() and not root.is_dir():
         raise ConfigError("folder", "must be a folder, or a name that is free", str(folder), "Choose another name.")
     if script.exists() and b"hf_specdec.loading.hub.export" not in script.read_bytes():
         remedy = "Choose another folder, or move the file away."
         raise ConfigError("folder", f"must have no {FOLDER}/generate.py of another author", str(folder), remedy)
-    card = _tagged(root / "README.md", method.name, repo_id or root.resolve().name)
+    metadata = _metadata(card)
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPT.format(defaults=json.dumps(defaults)), "utf-8")
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
-    card.save(root / "README.md")
+    if not card.exists():
+        card.write_text(CARD.format(name=repo_id or root.resolve().name, method=method.name), "utf-8")
+    metadata_save(card, metadata)
     return root
 
 
-def _check_repo(repo_id: str | None) -> None:
-    """Raise unless a name can be one of the hub's, if it is given."""
-    if repo_id is None:
-        return
+def _check_repo(repo_id: str) -> None:
+    """Raise unless a name can be one of the hub's."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         rule = "must be a name on the hub"
         raise ConfigError("repo_id", rule, repo_id, 'Write "user/name", without an address before it.') from error
+
+
+def _metadata(card: Path) -> dict[str, Any]:
+    """Metadata of a README, or of a new one, with the tag by which the hub finds such repositories."""
+    try:
+        metadata = (metadata_load(card) or {}) if card.exists() else {"library_name": "transformers"}
+    except Exception as error:  # YAML's own errors, ValueErrors, and those of files
+        rule = f"must have a README.md that is UTF-8 and begins with valid YAML, if any ({first_line(error)})"
+        raise ConfigError("folder", rule, str(card.parent), "Repair the README.md, or move it away.") from error
+    tags = list(metadata.get("tags") or [])
+    return {**metadata, "tags": tags if TAG in tags else [*tags, TAG]}
 
 
 def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
@@ -123,27 +134,3 @@ def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
     elif named == {"spec_config"}:
         kwargs["spec_method"] = defaults["spec_method"]
     return generate_once(inner, {name: value for name, value in kwargs.items() if value is not None or name in named})
-
-
-def _tagged(readme: Path, method: str, name: str) -> Any:
-    """The model card, or a new one, with the tag by which the hub finds such repositories.
-
-    Args:
-        name: by which a new card says to load the method.
-
-    Raises:
-        ConfigError: the card that is there cannot be read.
-    """
-    card: Any
-    if readme.exists():
-        try:
-            card = ModelCard.load(readme)
-        except Exception as error:  # YAML's own errors, ValueErrors, and those of files
-            rule = f"must have a README.md that is UTF-8 and begins with valid YAML, if any ({first_line(error)})"
-            raise ConfigError("folder", rule, str(readme.parent), "Repair the README.md, or move it away.") from error
-    else:
-        data = ModelCardData(library_name="transformers")
-        card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + CARD.format(name=name, method=method))
-    tags = list(card.data.tags or [])
-    card.data.tags = tags if TAG in tags else [*tags, TAG]
-    return card

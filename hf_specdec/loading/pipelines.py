@@ -75,8 +75,8 @@ class SpecTextGenerationPipeline(TextGenerationPipeline):
 class _StandIn:
     """An object with some of its attributes replaced, for one call."""
 
-    def __init__(self, target: Any, **own: Any) -> None:
-        self.__dict__.update(own, _target=target)
+    def __init__(self, target: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _target=target)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
@@ -127,9 +127,9 @@ def pipeline(
         loading = {"precision": precision, **dtypes, **hub, **(model_kwargs or {})}
         loaded = AutoModelForCausalLM.from_pretrained(name, **loading)
     else:
-        given = {"precision": precision, "model_kwargs": model_kwargs, **dtypes}
-        if (option := next((key for key, value in given.items() if value is not None), None)) is not None:
-            raise ConfigError(option, "must be unset for a loaded model", given[option], "Load the model with it.")
+        options = {"precision": precision, "model_kwargs": model_kwargs, **dtypes}
+        if (option := next((key for key, value in options.items() if value is not None), None)) is not None:
+            raise ConfigError(option, "must be unset for a loaded model", options[option], "Load the model with it.")
         loaded, name = enable(model), model.config.name_or_path
     tokenizer = name if tokenizer is None else tokenizer
     made: SpecTextGenerationPipeline = transformers.pipeline(

@@ -20,7 +20,17 @@ from hf_specdec.methods.auto.adaptive_weights import (
     MOST,
 )
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
-from hf_specdec.methods.auto.sources import COMMON, DRAFT, OWN, POOLED, RECYCLED, SIBLINGS, Found, Said, Sources
+from hf_specdec.methods.auto.sources import (
+    COMMON,
+    DRAFT,
+    OWN,
+    POOLED,
+    RECYCLED,
+    SIBLINGS,
+    Likeliest,
+    Said,
+    Sources,
+)
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.common.node_logits import Array
@@ -38,6 +48,8 @@ from tests.native.mixing import (
 from tests.native.recycled import get, keys_of, longest
 
 __all__ = ["PythonSearch"]
+
+NUM_COMMON = 16  # commonest tokens looked at
 
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 16  # tokens in front of a place compared
@@ -95,9 +107,9 @@ class PythonSearch:
     ) -> None:
         self._sources, self._learned, self._index, self._noise = sources, sources.learned, index, noise
         self._takes_trees, self._max_depth, self._end = takes_trees, max_depth, len(index)
-        self._nodes, self._common = [_Node(0, index.tokens[-1])], sources.common_of(index)
+        self._nodes, self._common = [_Node(0, index.tokens[-1])], _common_of(index)
 
-    def likeliest(self, budget: int, floor: float) -> Found:
+    def likeliest(self, budget: int, floor: float) -> Likeliest:
         """See `Search`."""
         waiting: list[tuple[float, int, _Node, int]] = []  # (-probability, order of arrival, parent, token)
         best: list[float] = []  # probabilities of the `budget` likeliest candidates so far, a heap: the least is first
@@ -123,7 +135,7 @@ class PythonSearch:
             child = parent.children[token]
             child.probability, places[child.number] = -negative, len(found)
             found.append(child)
-        return Found(
+        return Likeliest(
             [node.number for node in found],
             tuple([node.token for node in found]),
             tuple([-1 if node.parent is None else places[node.parent.number] for node in found]),
@@ -299,3 +311,9 @@ def match_length(text: Sequence[int], place: int, context: Sequence[int]) -> int
 def _score_of(noise: Array, token: int) -> float:
     """Part of a token's score by the noise of its draw."""
     return -math.log(max(float(noise[token]), LEAST_NOISE)) if token < len(noise) else NEVER_DRAWN
+
+
+def _common_of(index: NgramIndex) -> Entry:
+    """The text's commonest tokens and the evidence for each: the last resort after unknown contexts."""
+    shares = list(index.common.shares().items())[:NUM_COMMON]
+    return [token for token, _ in shares], [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]

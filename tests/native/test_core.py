@@ -23,7 +23,7 @@ from hf_specdec.kernels.native.sources import sources_number
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
 from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import Found, Sources
+from hf_specdec.methods.auto.sources import Likeliest, Sources
 from hf_specdec.methods.common import node_logits
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
@@ -132,7 +132,7 @@ def test_a_search_finds_the_same_nodes_and_learns_the_same(
     native.core = core
     ours = steps(Search, text, earlier, seed, takes_trees)
     assert ours == steps(PythonSearch, text, earlier, seed, takes_trees)
-    assert any(isinstance(one, Found) for one in ours)
+    assert any(isinstance(one, Likeliest) for one in ours)
 
 
 @pytest.mark.parametrize("scored", [None, True, False], ids=["alone", "trees scored", "chains scored"])

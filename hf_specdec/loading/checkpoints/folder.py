@@ -94,12 +94,7 @@ def _check_name(text: str) -> None:
 
 
 def _check_auto_map(config: Path, auto_map: Any, read: Sequence[str], runs_code: bool) -> None:
-    """Say what is wrong with the classes of its own that a checkpoint names.
-
-    Args:
-        read: the entries that loading reads.
-        runs_code: whether their files are read too.
-    """
+    """Say what is wrong with the classes that a checkpoint names in the entries `read` of its auto_map."""
     remedy = "Repair it, or take auto_map out if transformers knows the model."
     if not isinstance(auto_map, dict):
         rule = "must have an object as auto_map, from classes of transformers to its own"

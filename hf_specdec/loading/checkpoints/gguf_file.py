@@ -74,11 +74,7 @@ def _load(auto_class: Any, file: Path, kwargs: dict[str, Any]) -> tuple[PreTrain
 
 
 def _kinds(model: PreTrainedModel, tensors: dict[str, Any]) -> dict[str, Format]:
-    """The format of each module that can be packed.
-
-    Args:
-        tensors: the file's, by transformers' names.
-    """
+    """The format of each module that can be packed, by the file's `tensors` under transformers' names."""
     allowed = set(packable(model))
     kinds = {
         name.removesuffix(".weight"): KINDS.get(tensor.tensor_type, Q8_0)
@@ -123,13 +119,7 @@ def _put(
 
 
 class _Widened:
-    """A matrix whose rows are widened when they are looked up.
-
-    Args:
-        blocks: the file's bytes, `(rows, bytes of a row)`.
-        tensor: gguf's description of it.
-        order: of `row_order`.
-    """
+    """A matrix of a file, `(rows, bytes of a row)`, whose rows are widened as they are looked up in `order`."""
 
     def __init__(self, blocks: torch.Tensor, tensor: Any, order: torch.Tensor | None) -> None:
         self.blocks, self.kind, self.order = blocks, tensor.tensor_type, order
@@ -149,8 +139,8 @@ def row_order(processor: Any, name: str, names: dict[str, str], rows: int) -> to
         ValueError: transformers changes more than the order of rows.
     """
     probe = np.arange(2 * rows, dtype=np.float64).reshape(rows, 2)
-    found = processor.process(weights=probe, name=name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
-    weights = found.weights.T if found.weights.shape == (2, rows) else found.weights  # GPT-2's, which it transposes
+    result = processor.process(weights=probe, name=name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
+    weights = result.weights.T if result.weights.shape == (2, rows) else result.weights  # GPT-2's, which it transposes
     order = (weights[:, 0] / 2).astype(np.int64)
     if not np.array_equal(weights, probe[order]):
         raise ValueError(f"transformers changes the numbers of {name}")

@@ -47,7 +47,7 @@ class Prior(NamedTuple):
 
     def weights(self) -> list[tuple[float, ...]]:
         """Bias and weights of each kind of context: drafted or not, the kind of its longest match, its longest key."""
-        found: list[tuple[float, ...]] = []
+        kinds: list[tuple[float, ...]] = []
         for is_drafted in (False, True):
             share = self.drafted_share if is_drafted else 1.0
             for match in range(NUM_MATCH_KINDS):
@@ -57,8 +57,8 @@ class Prior(NamedTuple):
                     shared = [share * weight for weight in (of_match, self.pooled, *self.recycled[level])]
                     siblings = share * self.siblings[level]
                     bias, common = self.bias[is_drafted][level], self.common[is_drafted]
-                    found.append((bias, *shared, common, of_draft, siblings))
-        return found
+                    kinds.append((bias, *shared, common, of_draft, siblings))
+        return kinds
 
 
 GREEDY = Prior(

@@ -15,7 +15,7 @@ from hf_specdec.common.tree import ANY_DEPTH, DraftTree, TreeBuilder
 from hf_specdec.methods.auto.adaptive_weights import MOST
 from hf_specdec.methods.auto.recycled_logits import NUM_LIKELIEST, Entry, best_tokens, entries_of, log_odds
 from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import Found
+from hf_specdec.methods.auto.sources import Likeliest
 from hf_specdec.methods.common.draft_scorer import DraftScorer
 from hf_specdec.methods.common.draw_noise import DrawNoise, coupled
 from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
@@ -56,20 +56,20 @@ class DraftSource:
         self._wanted: list[int] = []
         self._entries: Sequence[Entry] = ()  # for those wanted last, until they are told
 
-    def request(self, search: Search, found: Found) -> DraftTree | None:
+    def request(self, search: Search, likeliest: Likeliest) -> DraftTree | None:
         """Nodes that the draft model's next forward scores: the likeliest that it can and has not; `None` for none."""
-        known = self._places
-        with_depths = zip(found.nodes, found.depths, strict=True)
-        new = [node for node, depth in with_depths if node not in known and depth < self._max_depth]
-        wanted = [node for node in new if not node or search.parent(node) in known]
-        if not self.scorer.takes_trees and known:
-            last = next(reversed(known))
+        scored = self._places
+        with_depths = zip(likeliest.nodes, likeliest.depths, strict=True)
+        new = [node for node, depth in with_depths if node not in scored and depth < self._max_depth]
+        wanted = [node for node in new if not node or search.parent(node) in scored]
+        if not self.scorer.takes_trees and scored:
+            last = next(reversed(scored))
             wanted = [node for node in wanted if search.parent(node) == last][:1]
         self._wanted = wanted[:WIDTH]
         if not wanted:
             return None
         for node in self._wanted:
-            known[node] = self._request.add(known[search.parent(node)], search.token(node)) if node else 0
+            scored[node] = self._request.add(scored[search.parent(node)], search.token(node)) if node else 0
         self._tree = self._request.build()
         return self._tree
 
@@ -107,8 +107,8 @@ class DraftSource:
             return best_tokens(NodeLogits(scores))
         log_probs = scores.log_softmax(dim=-1, dtype=torch.float32)
         chosen = coupled(scores, depths, self._noise).topk(min(NUM_LIKELIEST, rows.shape[-1]), dim=-1).indices
-        tokens, found = read_tensors((chosen, log_probs.gather(-1, chosen)))
-        return entries_of(tokens.astype(np.int64), found, floor=UNLIKELIEST)
+        tokens, chosen_log_probs = read_tensors((chosen, log_probs.gather(-1, chosen)))
+        return entries_of(tokens.astype(np.int64), chosen_log_probs, floor=UNLIKELIEST)
 
 
 class TranslatedSource:
@@ -139,17 +139,17 @@ class TranslatedSource:
         self._chain: list[int] = []  # the draft's tokens after the tail
         self._probability = 1.0  # of all of them
         self._paths: dict[tuple[int, ...], float] = {(): 1.0}  # in the target's tokens, with their probabilities
-        self._told: dict[tuple[int, ...], int] = {}  # tokens that the search knows to follow each
+        self._num_told: dict[tuple[int, ...], int] = {}  # tokens that the search knows to follow each
 
-    def request(self, search: Search, found: Found) -> DraftTree | None:
+    def request(self, search: Search, likeliest: Likeliest) -> DraftTree | None:
         """Tokens that the draft model's next forward reads, the text's tail and its own; `None` after its end."""
         self._catch_up()
-        known = self.translation
-        if (self._chain and known.ends(self._chain[-1])) or self._longest > self._max_depth:  # the last one may change
+        text = self.translation
+        if (self._chain and text.ends(self._chain[-1])) or self._longest > self._max_depth:  # the last one may change
             return None
-        if len(known.tail) + len(self._chain) > self.scorer.room():
+        if len(text.tail) + len(self._chain) > self.scorer.room():
             return None
-        return DraftTree.chain(known.fixed[-1], [*known.tail, *self._chain])
+        return DraftTree.chain(text.fixed[-1], [*text.tail, *self._chain])
 
     def read(self, rows: NodeLogits) -> None:
         """The draft model's logits over its own vocabulary; the last ones say how it goes on."""
@@ -166,8 +166,8 @@ class TranslatedSource:
         is_new = False
         for path, following in self._following().items():
             node = _node_at(search, path)
-            if node is not None and self._told.get(path) != len(following):
-                self._told[path], is_new = len(following), True
+            if node is not None and self._num_told.get(path) != len(following):
+                self._num_told[path], is_new = len(following), True
                 search.score(node, (list(following), log_odds(np.array([*following.values()])).tolist()))
         return is_new
 
@@ -188,13 +188,13 @@ class TranslatedSource:
 
     def _following(self) -> Mapping[tuple[int, ...], Mapping[int, float]]:
         """After every path, the tokens that it goes on with, and the probability of each there."""
-        found: dict[tuple[int, ...], dict[int, float]] = {}
+        following: dict[tuple[int, ...], dict[int, float]] = {}
         for path, probability in self._paths.items():
             if path:
                 before = self._paths[path[:-1]]
                 share = probability / before if before else 0.0
-                found.setdefault(path[:-1], {})[path[-1]] = min(share, MOST)
-        return found
+                following.setdefault(path[:-1], {})[path[-1]] = min(share, MOST)
+        return following
 
 
 AnyDraftSource = DraftSource | TranslatedSource

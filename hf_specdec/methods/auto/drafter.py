@@ -15,7 +15,7 @@ from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import draft_source_of
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
 from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import Found, NoiseRow, Sources
+from hf_specdec.methods.auto.sources import Likeliest, NoiseRow, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult
@@ -51,7 +51,7 @@ class AutoDrafter(RoundDrafter):
     index: NgramIndex
     _search: Search | None  # of the step under way
     _described: Search | None  # the last one, for observers
-    _asked: list[Found | None]  # what would have been drafted before each forward of a step, and what was after all
+    _drafts: list[Likeliest | None]  # what would have been drafted before each forward of a step, and what was
 
     def __init__(
         self,
@@ -110,21 +110,21 @@ class AutoDrafter(RoundDrafter):
         max_depth, noise = request.max_depth, self._known_noise()
         search = Search(self.sources, self.index, takes_trees=self.takes_trees, max_depth=max_depth, noise=noise)
         self._search = self._described = search
-        found = search.likeliest(budget, self._floor)
+        likeliest = search.likeliest(budget, self._floor)
         if self.draft is None:
-            return self._tree_of(found)
+            return self._tree_of(likeliest)
         self.draft.start(self.index.tokens, request.noise, max_depth)
-        without: list[Found | None] = []  # what would have been drafted without each forward; `None` for nothing
+        without: list[Likeliest | None] = []  # what would have been drafted without each forward; `None` for nothing
         while len(without) < self.config.draft_len:
-            wanted = self.draft.request(search, found) if self._pays(len(without)) else None
+            wanted = self.draft.request(search, likeliest) if self._pays(len(without)) else None
             if wanted is None:
                 break
-            without.append(found if self._worth(search, found)[0] > 0.0 else None)
+            without.append(likeliest if self._worth(search, likeliest)[0] > 0.0 else None)
             self.draft.read((yield wanted))
             while self.draft.tell(search):
-                found = search.likeliest(budget, self._floor)
-        self._asked = [*without, found] if without else []
-        return self._tree_of(found)
+                likeliest = search.likeliest(budget, self._floor)
+        self._drafts = [*without, likeliest] if without else []
+        return self._tree_of(likeliest)
 
     def learn_from(self, result: DraftResult) -> None:
         """Learn what the sources were worth, keep the logits, index the new tokens."""
@@ -165,7 +165,7 @@ class AutoDrafter(RoundDrafter):
         )
         self.index = NgramIndex(MAX_NGRAM)
         self._search = self._described = None
-        self._asked = []
+        self._drafts = []
         self._num_levels = FIRST_LEVELS
 
     def _known_noise(self) -> list[NoiseRow]:
@@ -184,19 +184,19 @@ class AutoDrafter(RoundDrafter):
         """The least probability that a node is drafted with."""
         return max(SMALLEST, self._cost.of_node)
 
-    def _tree_of(self, found: Found) -> DraftTree:
+    def _tree_of(self, likeliest: Likeliest) -> DraftTree:
         """The tree of these nodes, numbered in their order, with their probabilities."""
-        self._num_levels = min(max(found.depths) + 2, MOST_LEVELS)
-        return DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
+        self._num_levels = min(max(likeliest.depths) + 2, MOST_LEVELS)
+        return DraftTree.of_nodes(likeliest.tokens, likeliest.parents, likeliest.depths, likeliest.probabilities)
 
-    def _worth(self, search: Search, found: Found) -> tuple[float, int, float]:
+    def _worth(self, search: Search, likeliest: Likeliest) -> tuple[float, int, float]:
         """The beginning of a tree that is worth most by what is known now, as the step will be cut.
 
         Returns:
             Its expected accepted tokens less those that its forward has to gain, its nodes, and the former alone.
         """
-        most = len(found.nodes) - 1
-        expected = {count: search.value(found.nodes[: count + 1]) for count in (*range(TILE - 1, most, TILE), most)}
+        most = len(likeliest.nodes) - 1
+        expected = {count: search.value(likeliest.nodes[: count + 1]) for count in (*range(TILE - 1, most, TILE), most)}
         return max((tokens - self._cost.of_nodes(count), count, tokens) for count, tokens in expected.items())
 
     @property
@@ -242,17 +242,17 @@ class AutoDrafter(RoundDrafter):
 
         Expectations err where little was learned of drafted contexts; what came of a tree does not err, and varies.
         """
-        asked, self._asked = self._asked, []
-        values = [0.0 if found is None else self._gained(search, found, accepted) for found in asked]
-        cost, num_forwards = self._forward_cost if asked else 0.0, len(asked) - 1
+        drafts, self._drafts = self._drafts, []
+        values = [0.0 if draft is None else self._gained(search, draft, accepted) for draft in drafts]
+        cost, num_forwards = self._forward_cost if drafts else 0.0, len(drafts) - 1
         for number, before in enumerate(values[:-1]):
             gain = max(0.0, values[-1]) - before
             self.sources.learned.gained(number, gain - cost * (num_forwards - 1 - number))
 
-    def _gained(self, search: Search, found: Found, accepted: Sequence[int]) -> float:
+    def _gained(self, search: Search, draft: Likeliest, accepted: Sequence[int]) -> float:
         """Tokens gained where the text goes on with `accepted`: the mean of what is expected and of what came."""
-        node, depth, (worth, count, expected) = 0, 0, self._worth(search, found)
-        while depth < len(accepted) and (child := found.child(node, accepted[depth])) is not None and child <= count:
+        node, depth, (worth, count, expected) = 0, 0, self._worth(search, draft)
+        while depth < len(accepted) and (child := draft.child(node, accepted[depth])) is not None and child <= count:
             node, depth = child, depth + 1
         return (depth - expected) / 2.0 + worth
 

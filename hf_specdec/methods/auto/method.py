@@ -24,9 +24,9 @@ def give_memory(state: MethodState, memory: SpecMemory) -> None:
 
 def memory_in_use(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
     """The memory that there is, whatever its bounds; made with those of `config` where there is none."""
-    given: SpecMemory | None = state.by_name.get(GIVEN)
-    if given is not None:
-        return given
+    memory: SpecMemory | None = state.by_name.get(GIVEN)
+    if memory is not None:
+        return memory
     return state.of(METHOD.name, lambda: SpecMemory(config.max_pool_tokens, config.max_recycled))
 
 

@@ -10,7 +10,7 @@ from hf_specdec.common.observer import SourceVote
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.kernels import native
 from hf_specdec.methods.auto.recycled_logits import Entry
-from hf_specdec.methods.auto.sources import Found, NoiseRow, Sources
+from hf_specdec.methods.auto.sources import Likeliest, NoiseRow, Sources
 from hf_specdec.methods.common.ngram.index import NgramIndex
 
 
@@ -49,9 +49,9 @@ class Search:
         self.child, self.probability = self._search.child, self._search.probability
         self.value = self._search.value
 
-    def likeliest(self, budget: int, floor: float) -> Found:
+    def likeliest(self, budget: int, floor: float) -> Likeliest:
         """Find at most `budget` nodes below the root, none of a probability below `floor`."""
-        return Found(*self._search.likeliest(budget, floor))
+        return Likeliest(*self._search.likeliest(budget, floor))
 
     def votes(self, node: int, token: int) -> tuple[SourceVote, ...]:
         """Get what each source that knows `token` said of it after `node`, the one that added most first."""

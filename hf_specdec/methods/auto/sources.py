@@ -16,12 +16,10 @@ import numpy.typing as npt
 from hf_specdec.common.observer import SourceVote
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.common.ngram.index import NgramIndex
 
 NoiseRow = npt.NDArray[Any]  # (vocab_size,) fp32 of one draw, see `methods/common/draw_noise.py`
 Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says, by its place
 
-NUM_COMMON = 16  # commonest tokens looked at
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
 OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
@@ -35,7 +33,7 @@ NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
 }
 
 
-class Found(NamedTuple):
+class Likeliest(NamedTuple):
     """The likeliest nodes in the order of their probabilities, the root first, each after its parent.
 
     Attributes:
@@ -55,7 +53,7 @@ class Found(NamedTuple):
     def child(self, place: int, token: int) -> int | None:
         """Place of the node below `place` that holds `token`, if there is one."""
         below = range(place + 1, len(self.tokens))
-        return next((one for one in below if self.parents[one] == place and self.tokens[one] == token), None)
+        return next((node for node in below if self.parents[node] == place and self.tokens[node] == token), None)
 
 
 class Sources:
@@ -101,12 +99,6 @@ class Sources:
         young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
         recycled = None if self.recycled is None else self.recycled.arrays
         return young, old, recycled, (*self.learned.arrays, self.record)
-
-    def common_of(self, index: NgramIndex) -> Entry:
-        """Get the text's commonest tokens and the evidence for each: the last resort after unknown contexts."""
-        shares = list(index.common.shares().items())[:NUM_COMMON]
-        evidence = [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]
-        return [token for token, _ in shares], evidence
 
     def votes(self, token: int, said: Said, weights: Sequence[float]) -> tuple[SourceVote, ...]:
         """Get what each source that knows `token` said of it, the one that added most first."""

@@ -188,18 +188,18 @@ class SpecConfig:
                 break
         if not isinstance(value, (list, tuple, dict)):
             rule = f"must be a {'list or ' if cls.list_form else ''}dict in the notation of Python or JSON"
-            own = dataclasses.fields(cls)[len(dataclasses.fields(SpecConfig)) :] or dataclasses.fields(cls)
-            form = f"[{', '.join(cls.list_form)}]" if cls.list_form else f'{{"{own[0].name}": ...}}'
+            fields = dataclasses.fields(cls)[len(dataclasses.fields(SpecConfig)) :] or dataclasses.fields(cls)
+            form = f"[{', '.join(cls.list_form)}]" if cls.list_form else f'{{"{fields[0].name}": ...}}'
             raise ConfigError(field, rule, text, f"Its form is {form}.")
         return value
 
     @classmethod
-    def _changed(cls, base: Self, fields: dict[str, Any], given: Mapping[str, str]) -> Self:
+    def _changed(cls, base: Self, fields: dict[str, Any], keys: Mapping[str, str]) -> Self:
         """`base` with other fields; an error names the key that was given for a field."""
         try:
             return dataclasses.replace(base, **fields)
         except ConfigError as error:
-            if (key := given.get(error.field, error.field)) == error.field:
+            if (key := keys.get(error.field, error.field)) == error.field:
                 raise
             raise ConfigError(key, error.rule, error.value, error.remedy) from error
 
@@ -207,23 +207,23 @@ class SpecConfig:
     def _canonical(cls, value: Mapping[str, Any], field: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Fields by their own names, and the key that set each; an alias that differs from its field is an error."""
         names = {f.name for f in dataclasses.fields(cls)}
-        found: dict[str, Any] = {}
-        given: dict[str, str] = {}  # the key that set each field
+        fields: dict[str, Any] = {}
+        keys: dict[str, str] = {}  # the key that set each field
         for key, item in value.items():
             name = cls.aliases.get(key, key)
             if not isinstance(key, str) or name not in names:
                 unknown = unknown_name(f"{field} key", key, names | set(cls.aliases))
                 remedy = f"{unknown.remedy} These are the fields of {cls.__name__}."
                 raise ConfigError(unknown.field, unknown.rule, key, remedy)
-            if name in found and not _same(found[name], item):
+            if name in fields and not _same(fields[name], item):
                 raise ConfigError(
                     key,
-                    f"must agree with `{given[name]}`, which is the same setting",
+                    f"must agree with `{keys[name]}`, which is the same setting",
                     item,
                     "Give only one of the two.",
                 )
-            found[name], given[name] = item, key
-        return found, given
+            fields[name], keys[name] = item, key
+        return fields, keys
 
     @classmethod
     def _from_list(cls, value: Sequence[Any], field: str) -> dict[str, Any]:
@@ -292,9 +292,9 @@ def _json_value(value: object) -> Any:
     return value
 
 
-def _same(one: object, other: object) -> bool:
+def _same(value: object, other: object) -> bool:
     """True if two values of one setting are equal; values that no setting takes are not."""
     try:
-        return bool(one == other)
+        return bool(value == other)
     except Exception:  # noqa: BLE001 - whatever a value's own comparison raises
         return False

@@ -42,8 +42,8 @@ class DraftHead(nn.Module):
     @property
     def num_weights(self) -> int:
         """Weights that one forward reads; token embeddings are only looked up."""
-        own = sum(weight.numel() for weight in self.parameters())
-        return own if self.embed_tokens is None else own - self.embed_tokens.weight.numel()
+        count = sum(weight.numel() for weight in self.parameters())
+        return count if self.embed_tokens is None else count - self.embed_tokens.weight.numel()
 
     @property
     def target_ids(self) -> torch.Tensor | None:

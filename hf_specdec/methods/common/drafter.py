@@ -183,11 +183,11 @@ class BaseDrafter(CandidateGenerator, ABC):
 
     def _follow(self, text: list[int]) -> None:
         """Bring the drafter's text up to `text`; one that does not go on from the last one is a new text."""
-        known = self._assisted_ids
-        if known is None or self._assisted_tree is None or text[: len(known)] != known:
+        before = self._assisted_ids
+        if before is None or self._assisted_tree is None or text[: len(before)] != before:
             self.begin(text)
-        elif len(text) > len(known):
-            self.learn_from(DraftResult(self._assisted_tree, text[len(known) :]))
+        elif len(text) > len(before):
+            self.learn_from(DraftResult(self._assisted_tree, text[len(before) :]))
         self._assisted_ids = text
 
 

@@ -54,6 +54,6 @@ def coupled(logits: torch.Tensor, depths: Sequence[int], noise: DrawNoise) -> to
     """
     rows = {depth: noise.row(depth).to(logits.device) for depth in dict.fromkeys(depths)}
     width = next(iter(rows.values())).shape[-1]
-    own = torch.stack([rows[depth] for depth in depths])[:, : logits.shape[-1]]
-    sums = SHARPNESS * (logits[:, :width].float() - own.log())
+    divisors = torch.stack([rows[depth] for depth in depths])[:, : logits.shape[-1]]
+    sums = SHARPNESS * (logits[:, :width].float() - divisors.log())
     return torch.nn.functional.pad(sums, (0, logits.shape[-1] - sums.shape[-1]), value=-torch.inf)

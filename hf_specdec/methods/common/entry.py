@@ -153,8 +153,3 @@ class Method:
     def needs_assistant(self) -> bool:
         """True if it needs an `assistant_model` of one kind or the other."""
         return self.needs_draft_model or self.needs_draft_head
-
-    @property
-    def needs_model(self) -> bool:
-        """True if it drafts with a network: an `assistant_model`, or a part of the target's checkpoint."""
-        return self.needs_assistant or self.own_head is not None

@@ -46,7 +46,7 @@ class HeadFiles:
         """
         shown = os.fspath(self.path)
         try:
-            found = cached_file(shown, name, _raise_exceptions_for_missing_entries=False, **self.hub)
+            file = cached_file(shown, name, _raise_exceptions_for_missing_entries=False, **self.hub)
         except OSError as error:
             if is_missing_folder(self.path):
                 rule = "`path` must be an existing folder, but there is no"
@@ -54,7 +54,7 @@ class HeadFiles:
             if not Path(self.path).exists():
                 raise CheckpointError(said_of_hub(self.path, first_line(error))) from error
             raise CheckpointError(f"{shown!r} cannot be read: {error}") from error
-        return None if found is None else Path(found)
+        return None if file is None else Path(file)
 
     def file(self, name: str) -> Path:
         """Find the file `name`.
@@ -62,8 +62,8 @@ class HeadFiles:
         Raises:
             CheckpointError: there is none.
         """
-        if (found := self.find(name)) is not None:
-            return found
+        if (file := self.find(name)) is not None:
+            return file
         remedy = "Pass the folder or the hub name of a draft head."
         if not Path(self.path).exists():
             raise CheckpointError(said_of_hub(self.path, f"no {name} was found. {remedy}"))
@@ -106,13 +106,13 @@ class HeadFiles:
             CheckpointError: there are none, or they are damaged.
         """
         for name in WEIGHTS:
-            if (found := self.find(name)) is not None:
-                return read_tensors(found)
+            if (file := self.find(name)) is not None:
+                return read_tensors(file)
         for name in INDICES:
-            if (found := self.find(name)) is not None:
-                places = _json_object(found).get("weight_map")
+            if (file := self.find(name)) is not None:
+                places = _json_object(file).get("weight_map")
                 if not isinstance(places, dict) or not all(isinstance(part, str) for part in places.values()):
-                    raise CheckpointError(f"{str(found)!r} must hold a weight_map from weights to files, but does not.")
+                    raise CheckpointError(f"{str(file)!r} must hold a weight_map from weights to files, but does not.")
                 parts = [read_tensors(self.file(part)) for part in sorted(set(places.values()))]
                 return {name: weight for part in parts for name, weight in part.items()}
         raise CheckpointError(f"{os.fspath(self.path)!r} has none of {', '.join((*WEIGHTS, *INDICES))}.")

@@ -83,8 +83,8 @@ class LayerHead(DraftHead):
         with files.describing_a_head():
             head = cls.for_weights(config, weights)
         unread = (*OF_THE_TARGET, "d2t") if head.d2t is None else OF_THE_TARGET
-        own = {name: weight for name, weight in weights.items() if not name.startswith(unread)}
-        files.fill(head, own, dtype=dtype)
+        loaded = {name: weight for name, weight in weights.items() if not name.startswith(unread)}
+        files.fill(head, loaded, dtype=dtype)
         return head
 
     @staticmethod

@@ -52,19 +52,19 @@ class NodeLogits:
             of hidden columns by 0, which makes NaN of those that are not finite, so no other column can be trusted.
     """
 
-    __slots__ = ("_host", "_own", "_read", "_whole", "chosen", "is_spoiled", "logits")
+    __slots__ = ("_host", "_read", "_rows", "_whole", "chosen", "is_spoiled", "logits")
 
     def __init__(self, logits: torch.Tensor, read: Array | None = None, chosen: tuple[Array, ...] = ()) -> None:
         self.logits, self._read, self.chosen = logits, read, chosen
         self._host: Array | None = None
-        self._whole: NodeLogits | None = None  # what this is rows `_own` of
-        self._own, self.is_spoiled = ALL, False
+        self._whole: NodeLogits | None = None  # what this is rows `_rows` of
+        self._rows, self.is_spoiled = ALL, False
 
     def part(self, rows: slice) -> "NodeLogits":
         """Some of the rows. On an accelerator, what is read of them is read of all rows here, by one transfer."""
         part = NodeLogits(self.logits[rows])
         if not is_host(self.logits.device):
-            part._whole, part._own = self, rows
+            part._whole, part._rows = self, rows
         return part
 
     def __len__(self) -> int:
@@ -73,18 +73,18 @@ class NodeLogits:
 
     def best(self, rows: slice | list[int] = ALL) -> list[int]:
         """The token with the greatest logit in each row, the first of equals, as `torch.argmax` has it."""
-        found: Any  # (rows,)
+        best: Any  # (rows,)
         if self._whole is not None:
             self.read_at_least(0)
         if self._read is not None:
-            found = self._read[rows, 0].astype(np.int64)
+            best = self._read[rows, 0].astype(np.int64)
         elif not is_host(self.logits.device):
-            found = self.logits[rows].argmax(dim=-1)
+            best = self.logits[rows].argmax(dim=-1)
         else:
             if self._host is None:
                 self._host = self.logits.detach().float().numpy()  # NumPy's argmax takes a twentieth of torch's time
-            found = self._host[rows].argmax(axis=-1)
-        tokens: list[int] = found.tolist()
+            best = self._host[rows].argmax(axis=-1)
+        tokens: list[int] = best.tolist()
         return tokens
 
     def best_at(self, row: int) -> int:
@@ -109,7 +109,7 @@ class NodeLogits:
         """`(C, 1 + 2K)` as the argument `read`, K at least `count`; by a transfer where that is not read yet."""
         if self._read is None or self._read.shape[1] <= 2 * count:
             whole = self._whole
-            self._read = read_logits(self.logits, count) if whole is None else whole.read_at_least(count)[self._own]
+            self._read = read_logits(self.logits, count) if whole is None else whole.read_at_least(count)[self._rows]
         return self._read
 
 
@@ -122,29 +122,25 @@ def read_rows(
         rows: which of the C are each sequence's.
         best: `(batch, C)`: the best tokens, where they are known.
     """
-    parts, num_top = [logits[row, own] for row, own in enumerate(rows)], wanted.num_top
+    parts, num_top = [logits[row, part_rows] for row, part_rows in enumerate(rows)], wanted.num_top
     firsts = [logits[..., 0]] if logits.shape[1] > 1 else []  # (batch, C), of forwards with drafts
     if is_host(logits.device) and (best is None or num_top):
-        found = [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
-        return _marked(found, logits, [first.isnan().numpy() for first in firsts])
+        node_logits = [NodeLogits(part, _read_on_host(part, num_top)) for part in parts]
+        return _marked(node_logits, logits, [first.isnan().numpy() for first in firsts])
     choose = None if is_host(logits.device) else wanted.choose
     chosen = [(choose(row, part) if choose else None) or () for row, part in enumerate(parts)]
     columns = [] if num_top is None else _best_and_top(logits, num_top, best, wanted.first_of_equals)
     host = read_tensors([*columns, *[tensor for tensors in chosen for tensor in tensors], *firsts])
     read = _columns([next(host) for _ in columns])
-    found = [
-        NodeLogits(part, None if read is None else read[row, own], tuple([next(host) for _ in tensors]))
-        for row, (own, part, tensors) in enumerate(zip(rows, parts, chosen, strict=True))
+    node_logits = [
+        NodeLogits(part, None if read is None else read[row, part_rows], tuple([next(host) for _ in tensors]))
+        for row, (part_rows, part, tensors) in enumerate(zip(rows, parts, chosen, strict=True))
     ]
-    return _marked(found, logits, [np.isnan(first) for first in host])
+    return _marked(node_logits, logits, [np.isnan(first) for first in host])
 
 
 def _marked(rows: list[NodeLogits], logits: torch.Tensor, are_nan: Sequence[Array]) -> list[NodeLogits]:
-    """Says of each row whether it is spoiled.
-
-    Args:
-        are_nan: `(batch, C)`: whether the first logit is no number, of forwards with drafts.
-    """
+    """Says of each row whether it is spoiled; `are_nan` holds `(batch, C)`, whether the first logit is no number."""
     for are_first in are_nan:
         if are_first.any():  # one logit may be NaN by itself, of a token that was never initialised
             are_all = logits.isnan().all(dim=-1).any(dim=-1)  # (batch,)
@@ -160,9 +156,9 @@ def read_logits(logits: torch.Tensor, num_top: int = 0) -> Array:
     """
     if (read := _read_on_host(logits, num_top)) is not None:
         return read
-    found = _columns(list(read_tensors(_best_and_top(logits, num_top))))
-    assert found is not None
-    return found
+    columns = _columns(list(read_tensors(_best_and_top(logits, num_top))))
+    assert columns is not None
+    return columns
 
 
 def _best_and_top(

@@ -31,10 +31,10 @@ def process_rows(
 
     processed: dict[int, torch.Tensor] = {}
     for depth in dict.fromkeys(depths):
-        places = [place for place, own in enumerate(depths) if own == depth]
+        places = [place for place, other in enumerate(depths) if other == depth]
         texts = partial(texts_of, places)
         if len(places) == len(depths):
             return processor(texts, rows)
-        found = processor(texts, rows[places])
-        processed |= dict(zip(places, found, strict=True))
+        result = processor(texts, rows[places])
+        processed |= dict(zip(places, result, strict=True))
     return torch.stack([processed[place] for place in range(len(depths))])

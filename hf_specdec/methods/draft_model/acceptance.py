@@ -114,11 +114,11 @@ class AcceptanceCounts(SharedState):
         children: list[tuple[float, float]] = []
         with self._lock:
             for rank in range(num_ranks):
-                known = min(rank, len(self._means) - 1)
-                cells = [(seen, accepted) for seen, accepted in self._bins[known] if seen]
+                kind = min(rank, len(self._means) - 1)
+                cells = [(seen, accepted) for seen, accepted in self._bins[kind] if seen]
                 total = sum([seen for seen, _ in cells]) + PRIOR_WEIGHT
                 children += [(accepted / seen, seen / total) for seen, accepted in cells]
-                children.append((1.0, PRIOR_WEIGHT * PRIOR_MEANS[known] / total))
+                children.append((1.0, PRIOR_WEIGHT * PRIOR_MEANS[kind] / total))
         return GainCurve(children)
 
     def tokens_per_cost(self, relative_cost: float, token_cost: float = 0.0) -> float:

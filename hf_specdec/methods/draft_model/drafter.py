@@ -112,15 +112,12 @@ class DraftModelDrafter(RoundDrafter):
         self._text += accepted
         self._ids = None
 
-    def _count(self, found: list[tuple[int, float, bool]], growth: Growth, result: DraftResult) -> None:
-        """Learn what a verified round has cost and brought, and of each token of the draft whether it was accepted.
-
-        Where as many as may be were drafted and all of them accepted, more may be from now on.
-        """
+    def _count(self, seen: list[tuple[int, float, bool]], growth: Growth, result: DraftResult) -> None:
+        """Learn what a round cost and brought; where all that may be drafted was accepted, more may be from now on."""
         num_nodes, num_tokens = result.tree.num_draft_tokens, len(result.accepted)
         if growth.num_forwards >= self._len and num_tokens > num_nodes:
             self._len = min(self._len + GROWTH, self.config.most_len)
-        self.counts.record(found, num_forwards=growth.num_forwards, num_nodes=num_nodes, num_tokens=num_tokens)
+        self.counts.record(seen, num_forwards=growth.num_forwards, num_nodes=num_nodes, num_tokens=num_tokens)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """The draft model drafts everything; with the estimated probability of each node."""
@@ -156,10 +153,7 @@ class DraftModelDrafter(RoundDrafter):
         return growth.keep(kept).with_probabilities((1.0, *[min(1.0, candidate.value) for candidate in kept]))
 
     def _grow_by_drawing(self, growth: Growth, budget: int) -> DraftRound:
-        """Say how many children each node gets, score those nodes, draw; nothing that was drawn is dropped.
-
-        So whether a child exists never depends on its own value, which the acceptance rule relies on.
-        """
+        """Say how many children each node gets, score, draw; none is dropped, so that its value decides of no child."""
         builder = TreeBuilder(growth.root.token)
         places = {growth.root: 0}
         drafted_from: dict[int, torch.Tensor] = {}
@@ -190,14 +184,7 @@ class DraftModelDrafter(RoundDrafter):
         return replace(builder.build(), drafted_from=drafted_from)  # their numbers are not read on the host
 
     def _worth_scoring(self, growth: Growth, candidates: list[Candidate], weakest: float) -> list[Candidate]:
-        """The nodes for the next forward, likeliest first; none where it gains nothing or the depth is reached.
-
-        What a forward gains are the expected accepted tokens that it adds, less those that they displace and what the
-        further nodes add to its time.
-
-        Args:
-            weakest: the value that a new node has to exceed.
-        """
+        """The nodes for the next forward, likeliest first: those above `weakest` whose children are worth its time."""
         if growth.num_forwards >= self._num_levels:
             return []
         unscored = [c for c in candidates if c.scored_as is None and c.depth < self._num_levels]
@@ -216,11 +203,7 @@ class DraftModelDrafter(RoundDrafter):
         return best
 
     def _shares(self, chosen: list[Candidate], room: int, least: float) -> dict[Candidate, int]:
-        """Number of children that each node draws, `room` in all: the likeliest to be accepted, by counted means alone.
-
-        Args:
-            least: probability of acceptance that each has to have.
-        """
+        """Number of children that each node draws, `room` in all, each accepted with a chance of `least`."""
         means = [self.counts.mean(rank) for rank in range(min(self.config.num_branches, self.scorer.vocab_size))]
         slots = [(-c.value * mean, place, c) for place, c in enumerate(chosen) for mean in means]
         slots = [slot for slot in slots if -slot[0] >= least]
@@ -293,12 +276,12 @@ def observations(growth: Growth, accepted: Sequence[int]) -> list[tuple[int, flo
 
     Whether they were verified or not: which token follows their parent is known.
     """
-    found: list[tuple[int, float, bool]] = []
+    seen: list[tuple[int, float, bool]] = []
     candidate = growth.root
     for token in accepted:
-        found += [(child.rank, child.confidence, child.token == token) for child in candidate.children.values()]
+        seen += [(child.rank, child.confidence, child.token == token) for child in candidate.children.values()]
         following = candidate.children.get(token)
         if following is None:
             break
         candidate = following
-    return found
+    return seen

@@ -135,11 +135,11 @@ class LookaheadConfig(SpecConfig):
             ConfigError: one of the three sizes exceeds the reserved one; the error names it under `field`.
         """
         for name in self.list_form:
-            own, limit = getattr(self, name), getattr(reserved, name)
-            if own > limit:
+            size, limit = getattr(self, name), getattr(reserved, name)
+            if size > limit:
                 raise ConfigError(
                     f"{field}.{name}",
                     f"must be at most {limit}, as reserved for the model",
-                    own,
+                    size,
                     "Ask for less in this call, or reserve more.",
                 )

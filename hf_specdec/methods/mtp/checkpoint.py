@@ -29,24 +29,24 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
         UnsupportedModelError: MTP layers of such a model are not known.
         CheckpointError: they are not there.
     """
-    name, own, dtype = type(target).__name__, target.config.name_or_path, target.config.dtype
+    name, source, dtype = type(target).__name__, target.config.name_or_path, target.config.dtype
     mtp_class, announced = _class_for(target), announced_layers(target.config)
     if announced == 0:
         raise UnsupportedModelError(
             f"{name} must have a configuration that announces MTP layers, but this one announces 0. {OTHER_METHOD}"
         )
     if announced is not None:
-        with _told(target, announced):  # what cannot be built is said before what cannot be read
+        with _announcing(target, announced):  # what cannot be built is said before what cannot be read
             pass
-    if not (path or own):
+    if not (path or source):
         raise CheckpointError(
             f"{name} must come from a checkpoint with the MTP layers of {name}, but it was loaded from none. {REMEDY}"
         )
     try:
-        count = announced or _num_layers_in(path or own, target)
-        with _told(target, count):
-            _refuse_quantised(path or own, mtp_class.get_mtp_weights_regex(target))
-            target.config.name_or_path = own if path is None else path
+        count = announced or _num_layers_in(path or source, target)
+        with _announcing(target, count):
+            _refuse_quantised(path or source, mtp_class.get_mtp_weights_regex(target))
+            target.config.name_or_path = source if path is None else path
             target.config.dtype = target.dtype  # the loader wants one; a saved configuration names it by a string
             loaded: MtpModel = mtp_class.from_pretrained(target, device_map={"": target.device})
     except UnsupportedModelError:
@@ -55,27 +55,23 @@ def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:
         if isinstance(error, OSError) and path and not Path(path).exists():
             raise CheckpointError(f"{said_of_hub(path, first_line(error))} {REMEDY}") from error
         raise CheckpointError(
-            f"{path or own!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
+            f"{path or source!r} must be a checkpoint with the MTP layers of {name}, but it cannot be read as one: "
             f"{first_line(error)} {REMEDY}"
         ) from error
     finally:
-        target.config.name_or_path, target.config.dtype = own, dtype
+        target.config.name_or_path, target.config.dtype = source, dtype
     return loaded.eval().requires_grad_(False)
 
 
 def _class_for(target: PreTrainedModel) -> type[MtpModel]:
-    """Finds the family's class, or transformers' own of a model that announces layers which it can find.
-
-    Raises:
-        UnsupportedModelError: there is neither.
-    """
-    found: type[MtpModel] | None = None
+    """Finds the family's class, or transformers' own of a model that announces layers which it can find."""
+    mtp_class: type[MtpModel] | None = None
     if family_of(target.config) is not None:
-        found = FamilyMtp
+        mtp_class = FamilyMtp
     elif has_own_mtp(target):
-        found = MtpModel
-    if found is not None:
-        return found
+        mtp_class = MtpModel
+    if mtp_class is not None:
+        return mtp_class
     text, reason = text_config(target.config), "has none"
     if hasattr(text, "hc_mult") or hasattr(text, "hc_count"):
         reason = "its own read the residual streams before they are joined, and transformers hands out the joined ones"
@@ -87,25 +83,17 @@ def _class_for(target: PreTrainedModel) -> type[MtpModel]:
 
 
 def _refuse_quantised(path: str, keys: re.Pattern[str]) -> None:
-    """Refuses MTP layers in a form that transformers would take for plain weights.
-
-    Raises:
-        ValueError: they are quantised, but not to FP8 with a `weight_scale_inv`, by which they are widened.
-    """
-    found = [name for name in weight_names(path) if keys.search(name) and QUANTISED.search(name)]
-    if found:
-        raise ValueError(f"its MTP layers are quantised otherwise than to FP8 with weight_scale_inv ({found[0]}).")
+    """Raise a `ValueError` for MTP layers that are quantised otherwise than to FP8 with a `weight_scale_inv`."""
+    names = [name for name in weight_names(path) if keys.search(name) and QUANTISED.search(name)]
+    if names:
+        raise ValueError(f"its MTP layers are quantised otherwise than to FP8 with weight_scale_inv ({names[0]}).")
 
 
 def _num_layers_in(path: str, target: PreTrainedModel) -> int:
-    """Counts the MTP layers of a checkpoint whose configuration does not say how many.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Counts the MTP layers of a checkpoint whose configuration does not say how many."""
     family = family_of(target.config)
     assert family is not None
-    numbers = [int(found[1]) for name in weight_names(path) if (found := re.match(family.counted, name))]
+    numbers = [int(match[1]) for name in weight_names(path) if (match := re.match(family.counted, name))]
     first = text_config(target.config).num_hidden_layers if family.counted == NUMBERED else 0
     count = max(numbers, default=-1) + 1 - first
     if count < 1:
@@ -114,25 +102,19 @@ def _num_layers_in(path: str, target: PreTrainedModel) -> int:
 
 
 @contextlib.contextmanager
-def _told(target: PreTrainedModel, count: int) -> Iterator[None]:
-    """Meanwhile the configuration tells how many MTP layers there are, and of which types.
-
-    A checkpoint of layers that differ lacks weights, and the loader raises.
-
-    Raises:
-        UnsupportedModelError: nothing says of which types they are, or these cannot draft.
-    """
+def _announcing(target: PreTrainedModel, count: int) -> Iterator[None]:
+    """Meanwhile the configuration tells how many MTP layers there are, and of which types."""
     config, family = text_config(target.config), family_of(target.config)
-    told: dict[str, Any] = {"num_mtp_layers": count}
+    fields: dict[str, Any] = {"num_mtp_layers": count}
     if family is not None:
         block_types(config, family)
         attention = _types(config, "layer_types", family.attention, count)
         mlp = _types(config, "mlp_layer_types", family.mlp, count)
         types = {"mtp_layer_types": attention, "mtp_mlp_layer_types": mlp}
-        told |= {name: value for name, value in types.items() if value} | dict(family.told(config, attention or []))
-    before = {name: getattr(config, name) for name in told if hasattr(config, name)}
+        fields |= {name: value for name, value in types.items() if value} | dict(family.fields(config, attention or []))
+    before = {name: getattr(config, name) for name in fields if hasattr(config, name)}
     try:
-        for name, value in told.items():
+        for name, value in fields.items():
             setattr(config, name, value)
         try:
             target.config.get_mtp_config()
@@ -143,7 +125,7 @@ def _told(target: PreTrainedModel, count: int) -> Iterator[None]:
             ) from error
         yield
     finally:
-        for name in told:
+        for name in fields:
             if name in before:
                 setattr(config, name, before[name])
             else:
@@ -152,9 +134,9 @@ def _told(target: PreTrainedModel, count: int) -> Iterator[None]:
 
 def _types(config: Any, name: str, otherwise: str | None, count: int) -> list[str] | None:
     """The types of `count` MTP layers: those that the configuration tells, or the family's."""
-    types, own = getattr(config, name, None), getattr(config, f"mtp_{name}", None)
-    if own is not None or not types:
-        return own
+    types, mtp_types = getattr(config, name, None), getattr(config, f"mtp_{name}", None)
+    if mtp_types is not None or not types:
+        return mtp_types
     if otherwise is None:
         return None
     return list(types[:count]) if otherwise == SAME else [otherwise] * count

@@ -50,7 +50,7 @@ class MtpFamily:
         attention (`str | None`): type of the layers' attention where the configuration does not tell; `SAME` is that of
             the model's layer with the same number. `None`: the configuration must tell.
         mlp (`str`): `"sparse"` or `"dense"`, likewise.
-        told (`Callable[[Any, Sequence[str]], Mapping[str, Any]]`): of the text configuration and the layers' types of
+        fields (`Callable[[Any, Sequence[str]], Mapping[str, Any]]`): of the text configuration and the layers' types of
             attention, further fields of the configuration that the layers are built with.
         has_norm (`bool`): whether a norm follows the block.
         chains_norm (`bool`): whether the next layer reads the state after that norm, or before it.
@@ -65,7 +65,7 @@ class MtpFamily:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attention: str | None = FULL
     mlp: str = "sparse"
-    told: Callable[[Any, Sequence[str]], Mapping[str, Any]] = _nothing
+    fields: Callable[[Any, Sequence[str]], Mapping[str, Any]] = _nothing
     has_norm: bool = True
     chains_norm: bool = True
     has_heads: bool = False
@@ -92,7 +92,7 @@ FAMILIES: Mapping[str, MtpFamily] = {
             r"^model\.mtp_linear_proj\.(\d+)\.": r"layers.\1.eh_proj.",
             r"^model\.mtp_block\.(\d+)\.": r"layers.\1.mtp_block.",
         },
-        told=_ernie,
+        fields=_ernie,
         has_norm=False,
     ),
     "exaone4_5": dataclasses.replace(ONE_NECK, attention=SAME),
@@ -116,7 +116,7 @@ FAMILIES: Mapping[str, MtpFamily] = {
         attention=SLIDING,
         mlp="dense",
     ),
-    "nemotron_h": MtpFamily(keys=r"^mtp\.", counted=BELOW_MTP, told=_nemotron, blocks_field="mtp_layers_block_type"),
+    "nemotron_h": MtpFamily(keys=r"^mtp\.", counted=BELOW_MTP, fields=_nemotron, blocks_field="mtp_layers_block_type"),
     "qwen3_5": ONE_NECK,
     "qwen3_5_moe": ONE_NECK,
     "qwen3_5_moe_text": ONE_NECK,
@@ -126,7 +126,7 @@ FAMILIES: Mapping[str, MtpFamily] = {
         NUMBERED_FAMILY,
         names={r"\.transformer\.shared_head\.": ".shared_head."},
         attention=None,
-        told=_step,
+        fields=_step,
         chains_norm=False,
         has_heads=True,
     ),

@@ -35,7 +35,7 @@ class FamilyMtp(MtpModel):
 
     def __init__(self, main_model: PreTrainedModel, num_mtp_layers: int) -> None:
         super().__init__(main_model, num_mtp_layers)
-        self.family = _known(main_model)
+        self.family = _family(main_model)
         config = self.config
         norm = type(main_model.get_decoder().norm) if hasattr(main_model.get_decoder(), "norm") else None
         for layer in self.layers:
@@ -69,7 +69,7 @@ class FamilyMtp(MtpModel):
     @staticmethod
     def get_mtp_weights_regex(main_model: PreTrainedModel) -> re.Pattern[str]:
         """See `MtpModel`."""
-        family, text = _known(main_model), text_config(main_model.config)
+        family, text = _family(main_model), text_config(main_model.config)
         if family.keys != NUMBERED:
             return re.compile(family.keys)
         first = text.num_hidden_layers
@@ -86,9 +86,12 @@ class FamilyMtp(MtpModel):
         names |= _block_names(count, len(block_types(self.config, family)))
         for place in range(count):
             names[rf"layers\.{first + place}\."] = f"layers.{place}.mtp_block."
-        own = [WeightRenaming(source_patterns=source, target_patterns=target) for source, target in names.items()]
+        renamings = [WeightRenaming(source_patterns=source, target_patterns=target) for source, target in names.items()]
         # those of a composite model's decoder apply below its name alone
-        kinds = {"MtpModel": own, text_config(main_model.config).model_type: get_model_conversion_mapping(main_model)}
+        kinds = {
+            "MtpModel": renamings,
+            text_config(main_model.config).model_type: get_model_conversion_mapping(main_model),
+        }
         conversions: list[Any] = []
         for kind, before in kinds.items():
             conversions += [*before, *(get_checkpoint_conversion_mapping(kind) or ())]
@@ -101,9 +104,9 @@ class _Blocks(nn.ModuleList):
     def __init__(self, block: type[nn.Module], config: Any, place: int, types: Sequence[str]) -> None:
         super().__init__()
         for kind in types:
-            own = copy.copy(config)
-            own.layer_types = [kind] * (place + 1)
-            self.append(block(own, place))
+            block_config = copy.copy(config)
+            block_config.layer_types = [kind] * (place + 1)
+            self.append(block(block_config, place))
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         for block in self:
@@ -153,7 +156,7 @@ def _block_names(count: int, length: int) -> dict[str, str]:
     return names
 
 
-def _known(model: PreTrainedModel) -> MtpFamily:
+def _family(model: PreTrainedModel) -> MtpFamily:
     family = family_of(model.config)
     assert family is not None
     return family

@@ -139,7 +139,7 @@ class MtpHead(PairHead):
         used = sorted(set(stages))
         if not self._is_staged or len(used) < 2:
             return mtp_logits(self._mtp[0], states, used[0] if used else 0)
-        places = {stage: [place for place, own in enumerate(stages) if own == stage] for stage in used}
+        places = {stage: [place for place, number in enumerate(stages) if number == stage] for stage in used}
         parts = [mtp_logits(self._mtp[0], states[places[stage]], stage) for stage in used]
         order = torch.tensor([place for stage in used for place in places[stage]], device=parts[0].device)
         joined = torch.cat(parts)

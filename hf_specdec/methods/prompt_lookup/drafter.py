@@ -128,23 +128,14 @@ class PromptLookupDrafter(BaseDrafter):
         return drafted
 
     def _chances_above_cost(self, matching: int, num_rows: int) -> list[float]:
-        """The chances of the tokens after a match, as far as they exceed what each costs; a match that holds grows.
-
-        Where they do not exceed what drafting at all costs, there are none.
-
-        All rows of a forward are as wide as the widest. The bound is the geometric mean of what a token costs where
-        they draft alike, and where one drafts alone.
-
-        Args:
-            matching: tokens of the match.
-            num_rows: of the forward.
-        """
+        """The chances of the tokens after a match, as far as each is worth its cost, if all are worth `jump`."""
         chances: list[float] = []
         probability, gain = 1.0, 0.0
         trust = min(1.0, (self._accepted + PRIOR_COUNT) / (self._expected + PRIOR_COUNT))
         while len(chances) < self.config.max_draft_len:
             size = matching + len(chances)
             probability *= size / (size + PSEUDO_COUNT)
+            # rows are as wide as the widest: the mean of what a token costs where all draft, and where one does
             least = math.sqrt(num_rows) * self.token_cost(num_rows, len(chances) + 1)
             if trust * probability < least:
                 break
@@ -160,18 +151,18 @@ class PromptLookupDrafter(BaseDrafter):
             if places:
                 return max(
                     places,
-                    key=lambda found: (
-                        len(found[0]) - found[1] >= length,
-                        found[0].match_length(found[1], text, CHAIN_MATCH),
+                    key=lambda match: (
+                        len(match[0]) - match[1] >= length,
+                        match[0].match_length(match[1], text, CHAIN_MATCH),
                     ),
                 )
         return None
 
     def _places(self, ngram: Sequence[int], limit: int) -> list[tuple[NgramIndex, int]]:
         """Places in this text, newest first; those of earlier texts only where this one has none."""
-        own = self.index.places(ngram, limit)
-        if own or self.pool is None:
-            return [(self.index, place) for place in own]
+        places = self.index.places(ngram, limit)
+        if places or self.pool is None:
+            return [(self.index, place) for place in places]
         return self.pool.search(ngram, limit=limit)
 
     def _tree(self, budget: int) -> DraftTree:
@@ -196,19 +187,17 @@ class PromptLookupDrafter(BaseDrafter):
             self._origins.append((is_own, probability))
 
     def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float, bool]]:
-        """The `num_branches` likeliest next tokens after `context`, their estimated probabilities, and whether this
-        text has them.
-        """
+        """The likeliest next tokens after `context`, their estimated probabilities, and whether this text has them."""
         votes: dict[int, float] = {}
-        own = set(common)
+        of_text = set(common)
         total = SMOOTHING_COUNT
         seen: set[tuple[int, int]] = set()
         for size in range(min(self.config.max_matching_ngram_size, len(context)), 0, -1):
             ngram = context[-size:]
-            found = [(self.index, place, 1.0) for place in self.index.places(ngram, TREE_PLACES)]
+            places = [(self.index, place, 1.0) for place in self.index.places(ngram, TREE_PLACES)]
             if self.pool is not None:
-                found += [(index, place, POOL_WEIGHT) for index, place in self.pool.search(ngram, limit=TREE_PLACES)]
-            for source, place, weight in found:
+                places += [(index, place, POOL_WEIGHT) for index, place in self.pool.search(ngram, limit=TREE_PLACES)]
+            for source, place, weight in places:
                 if (id(source), place) in seen:
                     continue
                 seen.add((id(source), place))
@@ -217,8 +206,8 @@ class PromptLookupDrafter(BaseDrafter):
                 votes[token] = votes.get(token, 0.0) + vote
                 total += vote
                 if source is self.index:
-                    own.add(token)
+                    of_text.add(token)
         for token, share in common.items():
             votes[token] = votes.get(token, 0.0) + SMOOTHING_COUNT * share
         best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
-        return [(token, vote / total, token in own) for token, vote in best]
+        return [(token, vote / total, token in of_text) for token, vote in best]

@@ -9,13 +9,13 @@ import torch
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.draft_source import TranslatedSource, draft_source_of
 from hf_specdec.methods.auto.recycled_logits import FLOOR
-from hf_specdec.methods.auto.sources import Found
+from hf_specdec.methods.auto.sources import Likeliest
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.common.translation import Translation
 from tests.helpers.tokenizers import byte_level, characters
 
 TARGET, DRAFT = byte_level(["so the theme of them is the end"] * 9, 290), characters()
-NOTHING_FOUND = Found([0], (0,), (-1,), (1.0,), (0,))
+NOTHING_FOUND = Likeliest([0], (0,), (-1,), (1.0,), (0,))
 
 
 class Writer:

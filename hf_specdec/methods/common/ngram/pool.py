@@ -69,9 +69,9 @@ class NgramPool(SharedState):
         if len(ngram) > self.max_ngram_size:
             return []
         with self._lock:
-            found = [(self._young, place) for place in self._young.places(ngram, limit)]
-            found += [(self._old, place) for place in self._old.places(ngram, limit - len(found))]
-        return [(index, place) for index, place in found if index.tokens[place] != BOUNDARY]
+            places = [(self._young, place) for place in self._young.places(ngram, limit)]
+            places += [(self._old, place) for place in self._old.places(ngram, limit - len(places))]
+        return [(index, place) for index, place in places if index.tokens[place] != BOUNDARY]
 
     @property
     def indexes(self) -> tuple[NgramIndex, NgramIndex]:
@@ -86,14 +86,14 @@ class NgramPool(SharedState):
 
     def texts(self) -> list[tuple[int, ...]]:
         """The texts, oldest first."""
-        found: list[tuple[int, ...]] = []
+        texts: list[tuple[int, ...]] = []
         for tokens in self.generations():
             start = 0
             while start < len(tokens):
                 end = tokens.index(BOUNDARY, start)
-                found.append(tuple(tokens[start:end]))
+                texts.append(tuple(tokens[start:end]))
                 start = end + 1
-        return found
+        return texts
 
     def restore(self, old: Sequence[int], young: Sequence[int]) -> None:
         """Hold these texts, as `generations` gave them."""
