@@ -281,7 +281,7 @@ MUTANTS = (
     Mutant(
         "a text that the model forgets is read again",
         LENGTHS,
-        "request.structure.of(forgets_text, request.model)",
+        "request.facts.of(forgets_text, request.model)",
         "False",
     ),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),

@@ -231,13 +231,13 @@ def _draft_runner(request: Request, plan: CallPlan) -> BaseDraftRunner | None:
         return None
     if isinstance(network, DraftHead):
         return head_runner_of(call, network, budget=request.budget, compiles=plan.is_head_compiled)
-    tier, structure = request.draft
+    tier, draft_facts = request.draft
     return draft_runner_of(
         call,
         network,
         tier=tier,
         budget=request.budget,
-        facts=structure,
+        facts=draft_facts,
         encoder_inputs=request.encoder_inputs,
         translations=request.translations,
     )

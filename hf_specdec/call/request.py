@@ -134,7 +134,7 @@ class Request:
         return fingerprint(self.model) if self.prepared is None else self.prepared.now
 
     @cached_property
-    def structure(self) -> ModelFacts:
+    def facts(self) -> ModelFacts:
         """Facts that follow from the model's structure alone."""
         return state_of(self.model).facts_of(self.fingerprint)
 

@@ -132,6 +132,27 @@ def test_a_call_passes_at_most_eight_files_before_its_first_forward(model: Any) 
     assert len({file for file, _ in found["prefill"]}) <= 8
 
 
+def test_a_warm_call_enters_few_files_and_decides_nothing_once_its_prompt_is_read(model: Any) -> None:
+    before, after = set[str](), set[str]()
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        file = os.path.relpath(frame.f_code.co_filename, PACKAGE)
+        if event == "call" and not file.startswith(".."):
+            is_after = bool(after) or frame.f_code.co_qualname == "ModelRunner.prefill"
+            (after if is_after else before).add(file)
+
+    inputs = {"inputs": PROMPT, "max_new_tokens": 4, "do_sample": False, "spec_method": "auto"}
+    model.generate(**inputs)
+    sys.setprofile(profile)
+    try:
+        model.generate(**inputs)
+    finally:
+        sys.setprofile(None)
+    assert len(before | after) <= 100
+    assert any(file.startswith("call/") for file in before)
+    assert not {file for file in after if file.startswith("call/")}
+
+
 def test_a_token_is_chosen_within_five_frames_of_the_step(model: Any) -> None:
     deepest = _deepest_choice(model)
     assert len(deepest) - [name for _, name in deepest].index("_verify") - 1 <= 5, deepest

@@ -113,7 +113,7 @@ def rows(request: Request) -> str | None:
     if request.num_rows == 1:
         return None
     is_padded = request.kwargs.get("attention_mask") is not None and not request.model.config.is_encoder_decoder
-    if is_padded and request.structure.of(compat.has_own_cache, request.model):
+    if is_padded and request.facts.of(compat.has_own_cache, request.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
     if request.call.streamer is not None:
         return "a streamer of several sequences gets one token of each at a time"

@@ -135,7 +135,7 @@ def first_layers(request: Request) -> None:
         remedy = "Pass a smaller encoder-decoder as assistant_model."
         refuse(f"must be unset for an encoder-decoder such as {name}", remedy)
     try:
-        path = request.structure.of(path_to_layers, model)
+        path = request.facts.of(path_to_layers, model)
         check_forwards(model, path)
         most = len(layers_of(model, path)) - 1
     except UnsupportedModelError as error:
@@ -143,7 +143,7 @@ def first_layers(request: Request) -> None:
         raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error
     if layers > most:
         refuse(f"must be from 1 to {most}, one less than the layers of {name}", "A quarter of the layers is a start.")
-    if not request.structure.of(_keeps_keys_alone, model):
+    if not request.facts.of(_keeps_keys_alone, model):
         refuse(f"must be unset for {name}, whose cache holds more than keys and values")
     if isinstance(cache, compat.DynamicCache) and not SpecCache.takes(cache):
         refuse(f"must be unset with this {type(cache).__name__}, which may hold more than keys and values")

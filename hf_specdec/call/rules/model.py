@@ -42,17 +42,17 @@ def scaled_attention(request: Request) -> str | None:
 
 def dropped_cache(request: Request) -> str | None:
     """The model computes its cache anew within the text, or forgets the text."""
-    length = request.structure.of(cache_drop_length, request.model)
+    length = request.facts.of(cache_drop_length, request.model)
     if length is None or request.call.input_ids.shape[1] > length or not request.call.reaches(length + 1):
         return None
-    if request.structure.of(forgets_text, request.model):
+    if request.facts.of(forgets_text, request.model):
         return f"the model forgets its text at {length + 1} tokens, within this text"
     return f"the model computes its cache anew at {length + 1} tokens, within this text"
 
 
 def rotary_frequencies(request: Request) -> str | None:
     """Rotary frequencies change within the text, or have changed before it."""
-    switch = rotary_switch(request.structure.of(rotary_modules, request.model))
+    switch = rotary_switch(request.facts.of(rotary_modules, request.model))
     if switch is None or not request.call.reaches(switch + 1):
         return None
     return "its rotary frequencies follow the text's length, which a forward of several tokens does not"
@@ -60,7 +60,7 @@ def rotary_frequencies(request: Request) -> str | None:
 
 def scales_by_columns(request: Request, most_columns: int = MOST_COLUMNS) -> bool:
     """Returns whether attention goes by the number of columns within the call's texts, or `most_columns` after them."""
-    length = request.structure.of(scaled_length, request.model)
+    length = request.facts.of(scaled_length, request.model)
     return length is not None and request.call.reaches(length - most_columns)
 
 
