@@ -22,7 +22,7 @@ from hf_specdec.call.assistant_arguments import (
     replaced_arguments,
 )
 from hf_specdec.call.request import Request
-from hf_specdec.compat.settings import known_settings
+from hf_specdec.compat.settings import accepted_arguments
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
@@ -62,7 +62,7 @@ def check_spelling(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None
     """
     for name in arguments.keys() - _usual_names() - set(added := added_arguments()):
         close = difflib.get_close_matches(name, added, n=1, cutoff=0.75)
-        if close and name not in known_settings(model):
+        if close and name not in accepted_arguments(model):
             raise ConfigError(name, "must be an argument of generate", arguments[name], f"Did you mean {close[0]!r}?")
 
 

@@ -43,7 +43,7 @@ from hf_specdec.compat.attention import (
 )
 from hf_specdec.compat.caches import (
     CACHE,
-    GIVEN_CACHES,
+    CACHE_ARGUMENTS,
     STATIC_NAMES,
     VALUES_KEEP_DTYPE,
     attends_to_images,
@@ -52,10 +52,10 @@ from hf_specdec.compat.caches import (
     can_reorder,
     crop_to,
     decoding_cache,
-    given_cache,
-    given_states,
     holds_states,
     is_users_own,
+    passed_cache,
+    passed_states,
     record_as,
     recorded,
     replaced_attributes,

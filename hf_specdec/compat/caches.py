@@ -25,7 +25,7 @@ _HAS_NEW_NAME = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_
 CACHE = "cache" if _HAS_NEW_NAME else OLD_NAMES[0]  # a cache among the arguments and in the outputs of most models
 CACHE_NAMES = ("cache", "state") if _HAS_NEW_NAME else (*OLD_NAMES, "state")  # under which `generate` keeps it
 STATIC_NAMES = ("hybrid_chunked", "sliding_window")  # what older checkpoints call a static cache with windows
-GIVEN_CACHES = ("cache", *OLD_NAMES) if _HAS_NEW_NAME else OLD_NAMES  # under which callers of `generate` pass it
+CACHE_ARGUMENTS = ("cache", *OLD_NAMES) if _HAS_NEW_NAME else OLD_NAMES  # under which callers of `generate` pass it
 
 
 def _values_keep_dtype() -> bool:
@@ -51,12 +51,12 @@ def decoding_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     """
     cache = kwargs.get(cache_name(kwargs))
     is_alone = type(cache) is DynamicCache
-    if not is_alone or not given_states(model, kwargs):
+    if not is_alone or not passed_states(model, kwargs):
         return cache
     return EncoderDecoderCache(cache, DynamicCache(config=model.config.get_text_config(decoder=True)))
 
 
-def given_states(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def passed_states(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """States that a decoder without an encoder attends to besides its text, `(batch, length, hidden_size)`.
 
     By its argument's name; one, or none.
@@ -83,9 +83,9 @@ def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     return any(place < len(cached) and cached[place].get_seq_length() for place in layers)
 
 
-def given_cache(kwargs: Mapping[str, Any]) -> Any:
+def passed_cache(kwargs: Mapping[str, Any]) -> Any:
     """The cache among the arguments of a call of `generate`, or `None`."""
-    return next((kwargs[name] for name in GIVEN_CACHES if kwargs.get(name) is not None), None)
+    return next((kwargs[name] for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), None)
 
 
 def under_new_name(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def under_new_name(kwargs: dict[str, Any]) -> dict[str, Any]:
 
     Warns of the old name at the line that called this package, where transformers would warn at this package's.
     """
-    old = next((name for name in GIVEN_CACHES[1:] if name in kwargs), None)
+    old = next((name for name in CACHE_ARGUMENTS[1:] if name in kwargs), None)
     if old is None or CACHE in kwargs or not _HAS_NEW_NAME:
         return kwargs
     level, frame = 1, inspect.currentframe()

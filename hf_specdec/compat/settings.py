@@ -58,7 +58,7 @@ def without_defaults(generation_config: GenerationConfig, names: Iterable[str]) 
     return config
 
 
-def known_settings(model: PreTrainedModel) -> set[str]:
+def accepted_arguments(model: PreTrainedModel) -> set[str]:
     """Arguments of the model's `generate` and forward, and settings of a generation configuration."""
     functions = [model.__class__.generate, GenerationMixin.generate, model.forward, model.prepare_inputs_for_generation]
     if model.config.is_encoder_decoder:

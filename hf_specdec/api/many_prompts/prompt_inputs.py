@@ -13,12 +13,12 @@ from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.request import Request
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
-from hf_specdec.compat import GIVEN_CACHES
-from hf_specdec.compat.settings import known_settings
+from hf_specdec.compat import CACHE_ARGUMENTS
+from hf_specdec.compat.settings import accepted_arguments
 from hf_specdec.errors import ConfigError, counted
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
-NOT_FOR_MANY = (*NOT_FOR_ONE, *GIVEN_CACHES)
+NOT_FOR_MANY = (*NOT_FOR_ONE, *CACHE_ARGUMENTS)
 OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
 OF_ADAPTERS = {"adapter_names": "an adapter", "task_ids": "a task"}  # PEFT's: for each row of a call
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -188,7 +188,7 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterabl
     Raises:
         ConfigError: names the field, and the nearest one that there is.
     """
-    settings = known_settings(model) | set(added_arguments())
+    settings = accepted_arguments(model) | set(added_arguments())
     for name, value in kwargs.items():
         if name in OF_ADAPTERS:
             rule = f"must be unset for many prompts: PEFT sets {OF_ADAPTERS[name]} for each row of one call"

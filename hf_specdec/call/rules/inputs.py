@@ -35,7 +35,7 @@ def shared_states(request: Request) -> str | None:
     sees_images = compat.sees_images(request.model, request.kwargs)
     if sees_images and request.kwargs.get("cross_attention_mask") is None:
         return "without a cross_attention_mask several tokens see less of an image than one does"
-    states = compat.given_states(request.model, request.kwargs)
+    states = compat.passed_states(request.model, request.kwargs)
     return f"its decoder attends to {next(iter(states))} besides its text" if states else None
 
 

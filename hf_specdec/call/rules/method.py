@@ -56,7 +56,7 @@ def by_transformers(request: Request) -> str | None:
     """
     if (reason := asked_for(request)) is None:
         return None
-    model, setting, cache = request.model, request.setting, compat.given_cache(request.arguments)
+    model, setting, cache = request.model, request.setting, compat.passed_cache(request.arguments)
     is_static = isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache)
     is_left_out = (
         compat.has_virtual_tokens(model)

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE, GIVEN_CACHES
+from hf_specdec.compat import CACHE, CACHE_ARGUMENTS
 from tests.helpers.support import (
     CHAIN_DRAFTS,
     DRAFTS,
@@ -66,7 +66,7 @@ def test_a_cache_is_taken_by_the_names_that_plain_generate_knows(zoo: Callable[[
     """transformers warns of the old one, and before 5.24 refuses the new one."""
     model, caches = zoo("llama"), [DynamicCache(), DynamicCache()]
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-    if name not in GIVEN_CACHES:
+    if name not in CACHE_ARGUMENTS:
         for given in ({}, {"spec_method": "prompt_lookup"}):
             with pytest.raises(ValueError, match=name):
                 model.generate(PROMPT, **{name: caches[0]}, **options, **given)
