@@ -82,7 +82,8 @@ _NAMES = {  # by module
     "engine.sampling.grammar": ("grammar",),
     "engine.sampling.per_row": ("PerRow",),
     "forward.capabilities.probe": ("Capability",),
-    "loading.auto": ("AutoDraftHead", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
+    "loading.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
+    "loading.drafts": ("AutoDraftHead",),
     "loading.pipelines": ("pipeline",),
     "loading.published": ("fetch",),
     "loading.self_drafting": ("self_draft",),
@@ -111,7 +112,8 @@ if TYPE_CHECKING:
     from hf_specdec.engine.sampling.grammar import grammar
     from hf_specdec.engine.sampling.per_row import PerRow
     from hf_specdec.forward.capabilities.probe import Capability
-    from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from hf_specdec.loading.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from hf_specdec.loading.drafts import AutoDraftHead
     from hf_specdec.loading.pipelines import pipeline
     from hf_specdec.loading.published import fetch
     from hf_specdec.loading.self_drafting import self_draft

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import hf_specdec
 from hf_specdec.loading import pipelines
-from hf_specdec.loading.auto import load_draft
+from hf_specdec.loading.drafts import load_draft
 
 PROMPT = "def push(self, item):\n    self.items.append(item)\n\n\ndef pop(self):\n    return self.items."
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}

@@ -19,11 +19,9 @@ from safetensors import SafetensorError
 
 from hf_specdec.api.enable import SpecGenerationMixin, enable
 from hf_specdec.call.arguments import added_arguments
-from hf_specdec.common.files import check_path, said_of_hub
-from hf_specdec.compat import generation_model, input_device
+from hf_specdec.common.files import said_of_hub
 from hf_specdec.compat.loading import dropped_settings
-from hf_specdec.distributed.placement import check_parts, parallel_arguments, read_device, with_checked_map
-from hf_specdec.engine.head_pairing import without_weights_of
+from hf_specdec.distributed.placement import check_parts, parallel_arguments, with_checked_map
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name
 from hf_specdec.kernels.attention import asks_for_xformers
 from hf_specdec.kernels.quantization.bnb import prepare
@@ -39,9 +37,6 @@ from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
 from hf_specdec.loading.checkpoints.gguf_file import packed_or_arguments
-from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.head_files import HeadFiles
-from hf_specdec.methods.registry import head_kind_of, head_kinds, sources
 
 SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # torch's names
 
@@ -250,106 +245,3 @@ class AutoModelForSeq2SeqLM(_EnabledAutoModel):
     """`transformers.AutoModelForSeq2SeqLM` whose models understand `spec_method`."""
 
     auto_class = transformers.AutoModelForSeq2SeqLM
-
-
-class AutoDraftHead:
-    """Loads draft heads: networks that draft from what the target computed, for `assistant_model=`.
-
-    ```python
-    head = hf_specdec.AutoDraftHead.from_pretrained("path/to/eagle3-head")
-    model.generate(**inputs, spec_method="eagle3", assistant_model=head)
-    ```
-    """
-
-    def __init__(self) -> None:
-        raise TypeError("AutoDraftHead is not instantiated; use AutoDraftHead.from_pretrained(path).")
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        target: transformers.PreTrainedModel | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        **hub: Any,
-    ) -> DraftHead:
-        """Read an EAGLE-3 head, a DFlash head, or MTP layers.
-
-        EAGLE-3 heads may have the format of speculators, of SafeAILab and SpecForge, or of DeepSpec; DFlash heads that
-        of their authors or of speculators.
-
-        Args:
-            path (`str`): a folder, or a name on the Hugging Face hub.
-            target (`PreTrainedModel`, *optional*): the model that the head is for. Embeddings and an output head of
-                the file that equal the target's are left out, and the target's are read. Has to be given where `path`
-                is a checkpoint of it whose MTP layers are wanted.
-            dtype (`torch.dtype`, *optional*): of the weights; by default that of the file.
-            device (`torch.device`, *optional*): where they go; by default the CPU.
-            hub: `revision`, `token`, `cache_dir`, `local_files_only` and the like, as in transformers.
-
-        Raises:
-            CheckpointError: something is missing or unreadable.
-            ConfigError: config.json describes no draft head, or the device is not here.
-            UnsupportedModelError: transformers knows no MTP layers of `target`.
-        """
-        check_path("path", path, "a folder or a name on the hub")
-        if device is not None:
-            device = read_device(device, "device")
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise ConfigError("dtype", "must be a torch.dtype", dtype, "Write torch.float32, for example.")
-        inner = None if target is None else generation_model(target)
-        if inner is not None and not isinstance(inner, transformers.PreTrainedModel):
-            raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
-        files = HeadFiles(path, hub)
-        kind = head_kind_of(values := files.known_values())
-        if kind is not None and kind.load is not None:
-            head = kind.load(path, dtype=dtype, **hub)
-            if inner is not None:
-                without_weights_of(inner, head)
-            return head.to(device)
-        of_target = next((kind.of_target for kind in head_kinds() if kind.of_target is not None), None)
-        if inner is not None and values and of_target is not None:
-            return of_target(inner, os.fspath(path)).to(device=device or input_device(inner), dtype=dtype)
-        raise _no_head(files)
-
-
-def is_draft_head(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a folder or hub name is that of a draft head, as far as its config.json says."""
-    return head_kind_of(HeadFiles(path).known_values()) is not None
-
-
-def _no_head(files: HeadFiles) -> SpecError:
-    """Error for a folder that holds no draft head; raises another where its config.json cannot be read."""
-    values = files.values()
-    named = values.get("architectures") or values.get("speculators_model_type") or values.get("model_type")
-    labels = sorted(source.label for source in sources().values() if source.style == "head")
-    remedy = f"Choose the folder of a draft head: {', '.join(labels)}."
-    return ConfigError("path", "must have a config.json that describes a draft head", named, remedy)
-
-
-def load_draft(
-    path: str | os.PathLike[str],
-    *,
-    precision: str | None = None,
-    target: transformers.PreTrainedModel | None = None,
-    **kwargs: Any,
-) -> Any:
-    """A draft model, or a draft head where the folder or the hub name is that of one; `generate` puts a head next to
-    the target.
-
-    Args:
-        target (`PreTrainedModel`, *optional*): the model that it drafts for; see `AutoDraftHead.from_pretrained`.
-        precision (`str`, *optional*): see `AutoModelForCausalLM.from_pretrained`, as for `kwargs`, which are a draft
-            model's alone. A head is not quantised: precisions other than fp32, bf16 and fp16 leave it as its file is.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-        ConfigError: `path` is none.
-    """
-    check_path("path", path, "a folder or a name on the hub")
-    if is_draft_head(path):
-        dtype = DTYPES.get(precision or "auto")
-        dtype = dtype if isinstance(dtype, torch.dtype) else None
-        return AutoDraftHead.from_pretrained(path, target=target, dtype=dtype)
-    return AutoModelForCausalLM.from_pretrained(path, precision=precision, **kwargs)

@@ -19,8 +19,9 @@ from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.errors import ConfigError
-from hf_specdec.loading.auto import AutoModelForCausalLM, load_draft
+from hf_specdec.loading.auto import AutoModelForCausalLM
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.loading.drafts import load_draft
 
 TASK = "text-generation"
 PATHS = (str, os.PathLike)  # of a folder, or a name on the hub

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.loading.auto import is_draft_head
+from hf_specdec.loading.drafts import is_draft_head
 from hf_specdec.methods import registry
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.tools.cli.models import draft_of, read_method

@@ -13,8 +13,9 @@ from hf_specdec.compat import input_device
 from hf_specdec.distributed.placement import default_device, read_device
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.kernels.quantization.precision import DTYPES, PRECISIONS
-from hf_specdec.loading.auto import SAME_PRECISION, load_draft
+from hf_specdec.loading.auto import SAME_PRECISION
 from hf_specdec.loading.checkpoints.tokenizers import load_foreign_tokenizer, load_tokenizer
+from hf_specdec.loading.drafts import load_draft
 from hf_specdec.loading.published import EMBEDDED, folder_of
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.tools.bench.widen import check_widening, widen, widen_head

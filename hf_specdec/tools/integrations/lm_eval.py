@@ -18,8 +18,9 @@ from hf_specdec.compat import generation_model
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.loading.auto import AutoDraftHead, AutoModelForCausalLM, is_draft_head
+from hf_specdec.loading.auto import AutoModelForCausalLM
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers
+from hf_specdec.loading.drafts import AutoDraftHead, is_draft_head
 from hf_specdec.methods.registry import config_arguments
 
 try:

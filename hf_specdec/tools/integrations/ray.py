@@ -18,8 +18,9 @@ from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.call.request import Request
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.loading.auto import AutoModelForCausalLM, load_draft
+from hf_specdec.loading.auto import AutoModelForCausalLM
 from hf_specdec.loading.checkpoints.tokenizers import draft_tokenizers, load_tokenizer
+from hf_specdec.loading.drafts import load_draft
 from hf_specdec.methods.common.config import check_positive
 
 BATCHES_PER_CALL = 4  # rows of a call of the actor, in batches of the model
