@@ -1,7 +1,8 @@
-"""Write the results pages and the picture of README from the records next to them: `python docs/draw_results.py`.
+"""Write the results pages, and table and picture of README, from records: `python docs/draw_results.py`.
 
 Records are what `hf-specdec bench --output docs/results/NAME.jsonl` leaves; their page is docs/results/NAME.md. Speeds
-of one thread are of processor time, of several by the clock.
+of one thread are of processor time, of several by the clock. README shows the rows of `BARS` and `LINES` that the
+records of `SHOWN` have: docs/results/run_peers.py measures those of other libraries too.
 """
 
 import textwrap
@@ -15,9 +16,29 @@ from hf_specdec.tools.bench import read_records, speed_table, write_page
 from hf_specdec.tools.bench.header import describe
 
 RESULTS = Path(__file__).parent / "results"
-PICTURE = Path(__file__).parent / "images" / "auto-by-task.svg"
-ROWS = {"auto": ("auto", "#4c8bf5"), "transformers:prompt_lookup": ("transformers' prompt lookup", "#c8ccd2")}
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "images" / "auto-by-task.svg"
 SHOWN = "smollm2-cpu-avx512"
+BARS = {
+    "transformers:prompt_lookup": ("transformers' prompt lookup", "#c8ccd2"),
+    "plain, same kernels": ("plain, same kernels", "#a9c8fb"),
+    "auto": ("auto", "#2f6fe4"),
+    "llama.cpp bf16": ("llama.cpp, bf16", "#e3a857"),
+}
+LINES = {
+    "transformers generate": "transformers' `generate`",
+    "transformers:prompt_lookup": "transformers' prompt lookup",
+    "plain, same kernels": "`\"plain\"`: nothing drafted, this package's kernels",
+    "prompt_lookup": "`\"prompt_lookup\"`",
+    "auto": "`\"auto\"`",
+    "auto+head": "`\"auto\"` with the EAGLE-3 head that ships",
+    "llama.cpp bf16": "llama.cpp, bf16",
+    "llama.cpp bf16, lookup": "llama.cpp, bf16, with its prompt lookup",
+    "OpenVINO f16": "OpenVINO GenAI, fp16",
+    "OpenVINO f16, lookup": "OpenVINO GenAI, fp16, with its prompt lookup",
+}
+COLUMNS = {"overall": "speed", "least": "slowest prompt", "tokens/s": "tokens a second", "tokens/step": "tokens a forward"}
+MARKS = "<!-- speeds -->\n", "<!-- end of speeds -->"
 
 
 def main() -> None:
@@ -30,29 +51,43 @@ def main() -> None:
     by_task(describe(header)[0], speeds_of(records)).savefig(
         PICTURE, bbox_inches="tight", facecolor="white", metadata={"Date": None}
     )
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text("utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    readme.write_text(before + MARKS[0] + table_of(records) + MARKS[1] + after, "utf-8")
 
 
 def speeds_of(records: list[dict[str, Any]]) -> Any:
-    """Speeds of `ROWS` by task and overall, a data frame."""
+    """Speeds of the rows of `BARS` by task and overall, a data frame."""
     table = speed_table(records, by_cpu_time=True)
-    return table.loc[list(ROWS), :"overall"]
+    return table.loc[[row for row in BARS if row in table.index], :"overall"]
+
+
+def table_of(records: list[dict[str, Any]]) -> str:
+    """README's table: the rows of `LINES`."""
+    table = speed_table(records, by_cpu_time=True)
+    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---|" * len(COLUMNS)]
+    for row, label in LINES.items():
+        if row in table.index:
+            lines.append(f"| {label} | " + " | ".join(f"{table.loc[row, name]:.2f}" for name in COLUMNS) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def by_task(title: str, speeds: Any) -> Figure:
-    """Bars of the speed of each row of `ROWS`, task by task."""
-    figure, axes = plt.subplots(figsize=(9, 2.8))
-    width, tasks = 0.8 / len(ROWS), list(speeds)
-    for place, (name, (label, color)) in enumerate(ROWS.items()):
+    """Bars of the speed of each row, task by task."""
+    figure, axes = plt.subplots(figsize=(10, 3))
+    width, tasks = 0.86 / len(speeds), list(speeds)
+    for place, (label, color) in enumerate(BARS[row] for row in speeds.index):
         starts = [number + place * width for number in range(len(tasks))]
-        bars = axes.bar(starts, speeds.loc[name], width, align="edge", color=color, label=label)
-        axes.bar_label(bars, fmt="{:.2f}", fontsize=7, padding=1)
+        bars = axes.bar(starts, speeds.iloc[place], width, align="edge", color=color, label=label)
+        axes.bar_label(bars, fmt="{:.2f}", fontsize=5.5, padding=1)
     axes.axhline(1, color="#c0392b", linewidth=0.8)
     labels = [textwrap.fill(task.replace("_", " "), 10, break_long_words=False) for task in tasks]
-    axes.set(ylabel="speed, plain generate = 1", xticks=[number + 0.4 for number in range(len(tasks))])
+    axes.set(ylabel="speed, plain generate = 1", xticks=[number + 0.43 for number in range(len(tasks))])
     axes.set_xticklabels(labels, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_title(title, loc="left", fontsize=7, color="#666666")
+    axes.legend(frameon=False, ncols=4, loc="lower right", bbox_to_anchor=(1, 1.08))
+    axes.set_title(title, loc="left", fontsize=7, color="#666666", pad=4)
     return figure
 
 

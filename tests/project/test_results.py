@@ -34,9 +34,10 @@ def test_no_page_is_older_than_the_release(page: Path) -> None:
     assert f"hf_specdec {hf_specdec.__version__}" in page.read_text("utf-8")
 
 
-def test_the_picture_of_readme_shows_the_figures_of_its_records() -> None:
+def test_table_and_picture_of_readme_show_the_figures_of_their_records() -> None:
     script = runpy.run_path(str(ROOT / "docs" / "draw_results.py"))
     _, records = read_records(RESULTS / f"{script['SHOWN']}.jsonl")
     picture = script["PICTURE"].read_text("utf-8")
     for speed in script["speeds_of"](records).to_numpy().flatten():
         assert f">{speed:.2f}<" in picture
+    assert script["table_of"](records) in (ROOT / "README.md").read_text("utf-8")
