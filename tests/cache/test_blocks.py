@@ -22,25 +22,11 @@ def test_the_buffers_of_all_layers_are_one_block() -> None:
     assert taken[0][1].flatten(1).unique(dim=1).tolist() == [[number + 1.0] for number in range(6)]
 
 
-def test_a_second_round_has_a_block_of_its_own() -> None:
-    blocks = Blocks(2)
-    first, second = ([blocks.take(SHAPE, LIKE) for _ in range(2)] for _ in range(2))
-    assert first[0][1] is first[1][1]
-    assert second[0][1] is second[1][1]
-    assert first[0][1] is not second[0][1]
-
-
 def test_other_shapes_types_and_layers_beyond_the_number_are_apart() -> None:
     blocks = Blocks(1)
     others = [(SHAPE, LIKE), ((1, 2, 8, 5), LIKE), (SHAPE, LIKE.half()), (SHAPE, LIKE)]
     taken = [blocks.take(*other)[1] for other in others]
     assert len({block.data_ptr() for block in taken}) == 4
-
-
-def test_a_block_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 3 * 64 * 4)
-    blocks = Blocks(8)
-    assert [len(blocks.take(SHAPE, LIKE)[1]) for _ in range(8)] == [3, 3, 3, 3, 3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("num_bytes", [1, 3 * 2 * 64 * 4 * 4, 1 << 30])

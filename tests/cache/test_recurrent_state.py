@@ -37,16 +37,6 @@ def test_a_rejection_puts_every_state_back() -> None:
     assert all(torch.equal(now, then) for now, then in zip(content(cache), before, strict=True))
 
 
-def test_what_is_right_throughout_is_kept() -> None:
-    cache = filled()
-    kept = StateCache(cache)
-    kept.checkpoint(0)
-    write(cache, 2)
-    after = content(cache)
-    assert kept.commit([[0, 1]], 2) == [2]
-    assert all(torch.equal(now, then) for now, then in zip(content(cache), after, strict=True))
-
-
 def test_the_last_forward_that_nobody_rejects_counts() -> None:
     """Several forwards between two commits: the state goes back as little as it can."""
     cache = filled()
@@ -66,15 +56,6 @@ def test_one_row_that_rejects_takes_the_others_back() -> None:
     kept.checkpoint(0)
     write(cache, 2)
     assert kept.commit([[0, 1], [0]], 2) == [0, 0]
-
-
-def test_an_interrupted_forward_leaves_no_trace() -> None:
-    cache = filled()
-    before, kept = content(cache), StateCache(cache)
-    kept.checkpoint(0)
-    cache.update_recurrent_state(torch.rand(1, 4, 5), 0)
-    kept.rollback()
-    assert all(torch.equal(now, then) for now, then in zip(content(cache), before, strict=True))
 
 
 def test_a_copy_is_restored_into_the_same_objects() -> None:

@@ -99,17 +99,6 @@ def test_a_forward_attends_to_the_text_and_its_own_columns_only() -> None:
         assert torch.equal(values, expected_values)
 
 
-@pytest.mark.parametrize("query_length", [1, 4])
-def test_mask_sizes_are_those_of_a_dynamic_cache(query_length: int) -> None:
-    ours, reference = SpecCache(), DynamicCache()
-    new = step(6)
-    for cache in (ours, reference):
-        forward(cache, new)
-    ours.sync()
-    assert ours.get_mask_sizes(query_length, 0) == reference.get_mask_sizes(query_length, 0)
-    assert ours.get_seq_length() == 6
-
-
 def test_an_interrupted_forward_is_rolled_back() -> None:
     """Some layers have the new columns, others not; afterwards all have the old text."""
     cache = SpecCache()
@@ -122,35 +111,6 @@ def test_an_interrupted_forward_is_rolled_back() -> None:
         assert torch.equal(keys, old_keys)
         assert torch.equal(values, old_values)
     assert [layer.get_seq_length() for layer in cache.layers] == [6, 6]
-
-
-def test_crop_takes_tokens_off_the_end_as_a_dynamic_cache_does() -> None:
-    ours, reference = SpecCache(), DynamicCache()
-    new = step(6)
-    for cache in (ours, reference):
-        forward(cache, new)
-    ours.sync()
-    for cache in (ours, reference):
-        cache.crop(-2)
-    assert_holds(ours, reference)
-    draft = step(3)
-    forward(ours, draft)
-    ours.commit([[0, 2]])
-    forward(reference, select(draft, [0, 2]))
-    assert_holds(ours, reference)
-
-
-def test_reset_forgets_the_text() -> None:
-    cache = SpecCache()
-    forward(cache, step(6))
-    cache.sync()
-    cache.reset()
-    assert cache.get_seq_length() == 0
-    new = step(2)
-    for (keys, _), (new_keys, _) in zip(forward(cache, new), new, strict=True):
-        assert torch.equal(keys, new_keys)
-    cache.commit([[0]])
-    assert cache.get_seq_length() == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -232,33 +192,6 @@ def test_a_prompt_that_was_not_read_to_its_end_is_forgotten() -> None:
     assert cache.get_seq_length() == 0
 
 
-def test_adopting_leaves_the_other_cache_as_it_is() -> None:
-    theirs = DynamicCache()
-    forward(theirs, step(6))
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in theirs.layers]
-    ours = SpecCache.adopt(theirs)
-    assert ours is not None
-    forward(ours, step(5))
-    ours.commit([[0, 3]])
-    for layer, (keys, values) in zip(theirs.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys)
-        assert torch.equal(layer.values, values)
-
-
-def test_a_cache_given_back_shares_no_memory_with_the_next_call() -> None:
-    theirs = DynamicCache()
-    forward(theirs, step(4))
-    ours = SpecCache.adopt(theirs)
-    assert ours is not None
-    forward(ours, step(2))
-    ours.commit([[0, 1]])
-    ours.export(theirs)
-    before = theirs.layers[0].keys.clone()
-    forward(ours, step(2))
-    ours.commit([[0]])
-    assert torch.equal(theirs.layers[0].keys, before)
-
-
 def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
     theirs = sliding_cache(8)
     ours = SpecCache.adopt(theirs)
@@ -307,13 +240,3 @@ def test_rows_are_allocated_once_and_keep_their_content() -> None:
             assert (layer.values[row, :, :length] == -value - extra).all()
     keys, _ = cache.update(torch.zeros(4, 2, 3, 4), torch.zeros(4, 2, 3, 4), 0)
     assert keys.shape == (4, 2, 12, 4), "spare rows and columns are not attended to"
-
-
-def test_rows_in_reserve_stay_within_their_bound() -> None:
-    cache = one_row(5, 1.0)
-    cache.reserve_rows(8, 200)  # 64 columns each
-    cache.admit(one_row(7, 10.0))
-    assert cache.layers[0].keys.shape[0] == 3
-    cache.admit(one_row(90, 20.0))
-    assert cache.layers[0].keys.shape[0] == 3, "rows that are there are needed, and no more are kept"
-    assert cache.layers[0].content()[0].shape[0] == 3

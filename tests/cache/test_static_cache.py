@@ -120,28 +120,6 @@ def test_every_forward_attends_to_the_same_memory() -> None:
     assert len(seen) == LAYERS
 
 
-def test_buffers_that_are_too_small_grow_with_their_content() -> None:
-    prompt = step(60)
-    ours = after_prompt(prompt)
-    new = step(9)
-    ours.place(9)
-    attended = forward(ours, new)
-    for (keys, _), (old_keys, _), (new_keys, _) in zip(attended, prompt, new, strict=True):
-        assert torch.equal(keys[:, :, :69], torch.cat([old_keys, new_keys], dim=2))
-
-
-def test_an_interrupted_forward_is_rolled_back() -> None:
-    prompt = step(6)
-    ours = after_prompt(prompt)
-    ours.place(5)
-    ours.update(*step(5)[0], 0)
-    ours.rollback()
-    assert ours.lengths == (6,)
-    for layer, (keys, values) in zip(ours.layers, prompt, strict=True):
-        assert torch.equal(layer.content()[0], keys)
-        assert torch.equal(layer.content()[1], values)
-
-
 def test_a_text_that_is_far_ahead_is_fed_in_forwards_of_the_same_width(model: Any) -> None:
     """Rows of a batch may end far apart, and the shorter ones are padded in the end."""
     cache, reference = (StaticCache(model.config, max_cache_len=LONGEST) for _ in range(2))
@@ -189,16 +167,6 @@ def test_forwards_of_any_width_follow_once_places_are_given_up() -> None:
     assert torch.equal(attended[0][0][:, :, 5:], torch.cat([prompt[0][0], text[0][0]], dim=-2))
     ours.commit([[0, 1, 2]])
     assert ours.lengths == (10,)
-
-
-def test_positions_made_in_inference_mode_make_the_cache_one_of_it() -> None:
-    """Outside of it no one may write to them."""
-    ours = after_prompt(step(5))
-    ours.place(2)
-    assert not ours.is_inference
-    with torch.inference_mode():
-        ours.place(3)
-    assert ours.is_inference
 
 
 def test_positions_that_are_set_to_ask_about_a_forward_leave_no_tensor_to_the_next() -> None:

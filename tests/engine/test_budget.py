@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from hf_specdec.common.tree import DraftTree, ExtraTokens
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.cost.budget import (
     BATCH_MARGIN,
     FADE,
@@ -21,7 +21,7 @@ from hf_specdec.engine.cost.budget import (
     TILE,
     Budget,
 )
-from hf_specdec.engine.cost.cost_model import ORDER, SIZES, StepCosts
+from hf_specdec.engine.cost.cost_model import SIZES, StepCosts
 from hf_specdec.forward.networks.drafting import DraftForwards
 from hf_specdec.methods.common.drafter import DraftCost
 from tests.engine.test_cost_model import learn
@@ -84,18 +84,6 @@ def test_a_jump_in_the_curve_is_taken_where_what_lies_behind_it_pays() -> None:
     assert len(budget.cut([chain(0.7, 0.1, 0.05)], 1)[0]) == 4
 
 
-def test_a_window_beside_a_tree_moves_it_along_the_curve() -> None:
-    """Behind the window's six columns lies a jump: what pays without the window does not pay with it."""
-    budget = budget_of(FLAT)
-    learn(budget.costs.curve(1), {1: ONE, 8: 1.1 * ONE, 12: 2.0 * ONE, 128: 9 * ONE})
-    tree = chain(0.2, 0.1)
-    extra = ExtraTokens((5,) * 7, (1,) * 7, torch.eye(8, dtype=torch.bool)[1:])
-    assert len(budget.cut([tree], 1)[0]) == 3
-    (cut,) = budget.cut([tree.with_extra(extra)], 1)
-    assert len(cut) == 1
-    assert cut.extra is extra
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_weighed_together_as_brute_force_would(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -132,24 +120,6 @@ def test_packed_rows_get_the_likeliest_nodes_of_all_as_brute_force_would(seed: i
     )
 
 
-def test_rows_that_have_ended_are_no_reason_not_to_draft() -> None:
-    """They cost the same with or without: the one that goes on is drafted as if it were alone."""
-    sure, ended = chain(0.9, 0.8, 0.7), DraftTree.chain(1)
-    budget = budget_of(0.3, rows=4)
-    assert len(budget.cut([sure, ended, ended, ended], 4)[0]) == 1
-    assert len(budget.cut([sure, ended, ended, ended], 1)[0]) == 4
-    for _ in range(100):
-        budget.record([DraftTree.chain(1)] * 4, 1, num_tokens=1, seconds=ONE, draft_seconds=0.0)
-    assert budget.rate == pytest.approx(1.0)
-
-
-def test_a_row_that_cannot_be_drafted_does_not_stop_one_that_can() -> None:
-    """Its forward is paid for by both: one sure row among four is not enough where a token costs much."""
-    sure, vain = chain(0.95, 0.9, 0.85), chain(0.02, 0.01)
-    assert len(budget_of(0.3, rows=2).cut([sure, vain], 2)[0]) == 4
-    assert len(budget_of(0.3, rows=4).cut([sure, vain, vain, vain], 4)[0]) == 1
-
-
 def test_a_good_rate_makes_nodes_dearer() -> None:
     """Where drafts bring three tokens a step anyway, unlikely nodes are not worth their time any more."""
     budget = budget_of(0.1)
@@ -159,13 +129,6 @@ def test_a_good_rate_makes_nodes_dearer() -> None:
         budget.record([chain(0.9, 0.8)], 1, num_tokens=3, seconds=1.2 * ONE, draft_seconds=0.0)
     assert budget.rate == pytest.approx(2.5, rel=0.1)
     assert len(budget.cut([drafted], 1)[0]) == 2 < before
-
-
-def test_nodes_of_several_rows_have_to_gain_more_than_their_time() -> None:
-    """A batch ends with its slowest row: what is worth its time for one row is not for four."""
-    tree = chain(0.55, 0.01)
-    assert len(budget_of(0.5).cut([tree], 1)[0]) == 2
-    assert [len(cut) for cut in budget_of(0.5, rows=4).cut([tree] * 4, 4)] == [1] * 4
 
 
 def test_now_and_then_a_small_tree_is_tried_where_none_pays() -> None:
@@ -287,32 +250,12 @@ def test_pauses_of_many_rows_are_longer(rows: int, first: int) -> None:
     assert paused.count(True) == first
 
 
-def test_no_more_is_drafted_than_fits_in_a_size_that_is_tried() -> None:
-    budget = Budget(StepCosts(0.045), max_nodes=64)
-    assert budget.max_draft == 64
-    tried = []
-    for done in range(60):
-        cost = budget.draft_cost(1, 1, 600 - done)
-        if cost == DraftCost(of_node=0.0, of_forward=math.inf):
-            tried.append(budget.max_draft + 1)
-        (tree,) = budget.cut([chain(*[0.01] * budget.max_draft)], 1)
-        assert len(tree) - 1 <= budget.max_draft
-        budget.record([tree], 1, num_tokens=1, seconds=ONE, draft_seconds=0.0)
-    assert tried and set(tried) <= set(ORDER)
-
-
 @pytest.mark.parametrize(("slope", "probability", "tokens", "share"), [(0.5, 0.0, 1, 0.01), (0.02, 0.8, 3, 0.05)])
 def test_a_small_loss_or_a_gain_is_no_reason_to_pause(
     slope: float, probability: float, tokens: int, share: float
 ) -> None:
     budget = budget_of(slope)
     assert None not in [step(budget, probability, num_tokens=tokens, drafting=share * ONE) for _ in range(600)]
-
-
-def test_one_long_disturbance_is_no_reason_to_pause() -> None:
-    budget = budget_of(0.02)
-    steps = [(0.8, 3, 0.05)] * 20 + [(0.8, 3, 50.0)] + [(0.8, 3, 0.05)] * 20
-    assert None not in [step(budget, p, num_tokens=count, drafting=share * ONE) for p, count, share in steps]
 
 
 def test_after_a_pause_a_text_that_can_be_drafted_again_is() -> None:

@@ -1,7 +1,6 @@
 """What forwards cost: curves by points, corrected by what is seen, kept in files."""
 
 import copy
-import math
 import random
 from unittest import mock
 
@@ -104,28 +103,6 @@ def test_rows_that_leave_a_batch_take_its_curve_along() -> None:
     assert many.ratio(2) == pytest.approx(1.1)
 
 
-def test_a_share_of_rows_always_takes_some_time() -> None:
-    costs = StepCosts(0.3)
-    learn(costs.curve(16), {1: 0.01, 2: 0.09, 128: 1.0})
-    costs.curve(16).seconds_of_one = 0.01
-    assert costs.curve(1).seconds_of_one == pytest.approx(0.01 / 16)
-    assert min(costs.curve(1).ratios) >= 0.5
-
-
-def test_a_cpu_is_assumed_to_charge_more_by_the_token_than_an_accelerator() -> None:
-    cpu, gpu = (StepCosts.of_device(torch.device(name)).curve(1) for name in ("cpu", "cuda"))
-    assert cpu.ratio(32) > gpu.ratio(32) > 1.0
-
-
-def test_a_single_token_that_takes_longer_makes_sizes_that_were_seen_cheaper_by_comparison() -> None:
-    curve = linear(0.1)
-    curve.observe(1, 0.01)
-    curve.observe(8, 0.017)
-    before = curve.ratio(8)
-    curve.observe(1, 0.015)
-    assert 0.8 * before < curve.ratio(8) < before
-
-
 @pytest.mark.parametrize("after", [1, 60])
 def test_a_first_token_that_was_disturbed_is_corrected_by_the_next_three(after: int) -> None:
     """Steps of several tokens between them tell what they take, and not what one would have taken."""
@@ -137,27 +114,6 @@ def test_a_first_token_that_was_disturbed_is_corrected_by_the_next_three(after: 
         curve.observe(1, 0.01)
     assert curve.seconds_of_one == pytest.approx(0.01, rel=0.15)
     assert curve.ratio(12) == pytest.approx(1.0 + 0.045 * 11, rel=0.2)
-
-
-@pytest.mark.parametrize("first", [0.02, 0.01])
-def test_what_larger_sizes_took_stays_as_one_token_gets_known(first: float) -> None:
-    """The time of one token began as a guess, by a step of eight that takes twice as long as assumed."""
-    curve = linear(0.1)
-    curve.observe(8, 0.034)
-    assert curve.seconds_of_one == pytest.approx(0.02)
-    curve.observe(8, 0.034)
-    for _ in range(12):
-        curve.observe(1, first)
-    assert curve.seconds_of_one == pytest.approx(first, rel=0.1)
-    assert curve.ratio(8) * curve.seconds_of_one == pytest.approx(0.034, rel=0.25)
-
-
-def test_a_clock_that_stands_still_leaves_numbers() -> None:
-    curve = linear(0.1)
-    for size in (8, 1, 8, 1, 200):
-        curve.observe(size, 0.0)
-    assert curve.seconds_of_one is not None
-    assert all(map(math.isfinite, (curve.seconds_of_one, *curve.ratios)))
 
 
 def test_a_long_life_wears_no_estimate_out() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hf_specdec
-from hf_specdec.engine.model_state import MOST_WARNINGS, ModelState
+from hf_specdec.engine.model_state import ModelState
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -20,16 +20,6 @@ def test_a_warning_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
         for message in ("one", "two", "one"):
             state.warn_once(message)
     assert caplog.messages == ["one", "two"]
-
-
-def test_a_bounded_number_of_warnings_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    state = ModelState()
-    with caplog.at_level(logging.WARNING):
-        for number in range(3 * MOST_WARNINGS):
-            state.warn_once(f"a text of {number} tokens")
-        state.warn_once(f"a text of {3 * MOST_WARNINGS - 1} tokens")
-    assert len(caplog.messages) == 3 * MOST_WARNINGS
-    assert len(state.warned) == MOST_WARNINGS
 
 
 @pytest.mark.parametrize("reads_states", ["plainly", "by a head"])
@@ -53,15 +43,3 @@ def test_a_model_that_has_drafted_with_its_first_layers_is_pickled() -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     expected = model.generate(PROMPT, **call, **how).tolist()
     assert pickle.loads(pickle.dumps(model)).generate(PROMPT, **call, **how).tolist() == expected
-
-
-def test_what_changes_while_a_copy_is_made_is_not_in_it() -> None:
-    state = ModelState()
-    state.warn_once("one")
-    state.method_state.of("pool", list)
-    taken = [shared.__reduce_ex__(pickle.HIGHEST_PROTOCOL) for shared in (state, state.method_state)]
-    before = [pickle.dumps(parts) for parts in taken]
-    state.warn_once("two")
-    state.method_state.of("counts", list)
-    assert [pickle.dumps(parts) for parts in taken[1:]] == before[1:]
-    assert taken[0][2]["warned"] == {"one": None}

@@ -93,18 +93,6 @@ def test_a_model_that_depends_on_the_width_has_a_graph_for_each() -> None:
     assert len(widths) <= len(graphs) == forward.num_graphs <= len(widths) + 1
 
 
-def test_time_counts_as_compiling_where_a_graph_is_made() -> None:
-    graphs: list[Any] = []
-    forward = CompiledForward(Model(), {"backend": counting(graphs)}, KIND)
-    run(forward, 2, capacity=64)
-    spent = forward.seconds
-    assert spent > 0.0
-    run(forward, 9, capacity=64)
-    assert forward.seconds == spent
-    run(forward, 9, capacity=128)
-    assert forward.seconds > spent
-
-
 def test_a_function_that_breaks_into_several_graphs_keeps_its_guards() -> None:
     """What follows a break is compiled code of its own, which runs as it is written without torch's compiler."""
     graphs: list[Any] = []
@@ -238,28 +226,6 @@ def test_a_cache_that_a_call_leaves_is_the_next_ones_and_empty() -> None:
     cache.update(torch.ones(2, 1, 3, 4), torch.ones(2, 1, 3, 4), 0)
     cache.sync()
     assert cache.lengths == (3, 3)
-
-
-def test_a_kept_cache_follows_a_model_that_was_moved() -> None:
-    forward, cache = CompiledForward(Model(), {}), a_cache(rows=1)
-    forward.keep_cache(cache)
-    again = forward.take_cache(1, 64)
-    assert again is cache
-    again.update(*(torch.ones(1, 1, 3, 4, dtype=torch.bfloat16) for _ in range(2)), 0)
-    assert again.layers[0].keys.dtype == torch.bfloat16
-
-
-def test_the_places_to_write_share_what_does_not_depend_on_the_width() -> None:
-    cache = a_cache(rows=2)
-    index = cache.layers[0].static_index
-    assert index is not None
-    narrow = index.columns
-    cache.place(3, written=2)
-    assert cache.layers[0].static_index is index
-    assert index.columns.tolist() == [[7, 8, 9], [7, 8, 9]]
-    assert int(index.length) == 7
-    cache.place(narrow.shape[1])
-    assert index.columns is narrow
 
 
 def test_buffers_of_a_layer_have_storages_of_their_own_and_one_block_of_memory() -> None:

@@ -87,19 +87,3 @@ def test_extra_tokens_come_after_the_nodes_and_see_what_they_say() -> None:
         [1, 1, 0, 1, 0],
         [1, 1, 0, 1, 1],
     ]
-
-
-def test_padding_sees_what_the_last_token_sees() -> None:
-    layout = TreeLayout([1])
-    layout.write(DraftTree.chain(2, [3]))
-    layout.pad(5)
-    assert layout.visible().astype(int).tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], *[[1, 1, 1, 0, 0]] * 3]
-
-
-def test_a_row_that_computes_nothing_has_padding_only() -> None:
-    layout = TreeLayout([5, 6])
-    layout.write(None)
-    layout.pad(2)
-    assert layout.new_rows == slice(0, 0)
-    assert layout.columns_of([0]) == []
-    assert layout.visible().astype(int).tolist() == [[1, 0], [0, 1]]

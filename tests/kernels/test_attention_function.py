@@ -154,17 +154,6 @@ def test_what_the_kernel_cannot_do_is_torch_s_and_said_once(
     ]
 
 
-def test_gradients_are_torch_s(attention: KernelAttention) -> None:
-    """A kernel without a backward pass would train nothing and say nothing."""
-    gradients = []
-    for function in (lambda *a, **k: attention(*a, **k)[0], sdpa):
-        given = arguments()
-        given["query"].requires_grad_()
-        function(layer_of("qwen2"), **given).square().sum().backward()
-        gradients.append(given["query"].grad)
-    torch.testing.assert_close(*gradients)
-
-
 def test_a_kernel_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     """xformers composes a long message each time; layers of another head size may fare better."""
 

@@ -119,14 +119,6 @@ def test_a_prompt_of_fp32_is_computed_by_the_core(method: str, products: list[in
     assert found.tolist() == plain(model, prompt, max_new_tokens=1, do_sample=False).tolist()
 
 
-def test_modules_of_torchscript_keep_their_forward(products: list[int]) -> None:
-    with warnings.catch_warnings(action="ignore"):  # TorchScript is deprecated
-        module = torch.nn.Sequential(torch.jit.script(layer(256, 256)), layer())
-    given = tokens(3, 256)
-    torch.testing.assert_close(inside(module, given), module(given))
-    assert products == [3]
-
-
 @pytest.mark.parametrize("mode", ["gradients", "autocast", "deterministic", "dispatch"])
 def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(mode: str, products: list[int]) -> None:
     module, given = layer(), tokens(3, 256)
@@ -146,10 +138,4 @@ def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(mode: 
         with FlopCounterMode(display=False) as counter:
             inside(module, given)
         assert counter.get_total_flops() == 2 * 3 * 256 * 131
-    assert products == []
-
-
-def test_tokens_and_weights_of_two_precisions_are_torchs_error(products: list[int]) -> None:
-    with pytest.raises(RuntimeError, match="dtype"):
-        inside(layer(), tokens(3, 256, dtype=torch.bfloat16))
     assert products == []

@@ -1,7 +1,6 @@
 """Grouped heads under a mask: the same attention without copies of keys and values, in the package's own forwards."""
 
 import copy
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,42 +96,12 @@ def test_what_cannot_be_folded_is_transformers_own(case: str) -> None:
     assert torch.equal(inside, attention(OTHERS[case], inside=False))
 
 
-def test_ungrouped_heads_are_left_alone(keys: list[tuple[int, int]]) -> None:
-    given = arguments()
-    given |= {name: given[name].repeat_interleave(2, dim=1) for name in ("key", "value")}
-    attention(given, inside=True, module=layer_of("llama_mha"))
-    assert keys == [(4, 5)]
-
-
-def test_other_threads_see_nothing_of_it(keys: list[tuple[int, int]]) -> None:
-    given = arguments()
-    with FewQueryAttention(), FewQueryAttention():
-        thread = threading.Thread(target=attention, args=(given,), kwargs={"inside": False})
-        thread.start()
-        thread.join()
-    attention(given, inside=False)
-    assert keys == [(4, 5), (4, 5)]
-
-
 def test_a_compiled_forward_stays_in_one_piece() -> None:
     given = arguments()
     with FewQueryAttention():
         compiled = torch.compile(AttentionInterface()["sdpa"], backend="eager", fullgraph=True)
         output = compiled(layer_of("qwen2"), **given)[0]
     assert torch.equal(output, attention(given, inside=False))
-
-
-@pytest.mark.parametrize("queries", [1, 5, 64])
-def test_a_forward_that_is_compiled_here_copies_no_keys_either(queries: int, keys: list[tuple[int, int]]) -> None:
-    """Of one token and of a long padded prompt neither: what is traced serves any number of queries."""
-    given = arguments(queries=queries, keys=max(queries, 12))
-    expected = attention(given, inside=False)
-    keys.clear()
-    FewQueryAttention(is_compiled=True)
-    attend = AttentionInterface()["sdpa"]
-    compiled = compat.compiled(lambda *args, **given: attend(*args, **given), {"backend": "eager", "fullgraph": True})
-    torch.testing.assert_close(compiled(layer_of("qwen2"), **given)[0], expected, atol=1e-5, rtol=1e-5)
-    assert keys == [(2, 2 * queries)]
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -171,25 +140,6 @@ def test_the_steps_over_a_static_cache_copy_no_keys(keys: list[tuple[int, int]])
     kv_heads, num_layers = model.config.num_key_value_heads, model.config.num_hidden_layers
     assert kv_heads < model.config.num_attention_heads
     assert {heads for heads, _ in keys[num_layers:]} == {kv_heads}, "after the prompt"
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"spec_method": "prompt_lookup"}, {"lookahead_config": [3, 3, 3]}, {"spec_method": "auto"}],
-    ids=["prompt_lookup", "lookahead", "auto"],
-)
-def test_verifying_copies_no_keys(asked: dict[str, Any], keys: list[tuple[int, int]]) -> None:
-    model = family_model("llama")
-    prompt = torch.tensor([[5, 6, 7, 8] * 6])
-    expected = model.generate(prompt, max_new_tokens=24, do_sample=False, spec_method="plain")
-    keys.clear()
-    written = model.generate(prompt, max_new_tokens=24, do_sample=False, **asked)
-    assert torch.equal(written, expected)
-    config = model.config
-    groups = config.num_attention_heads // config.num_key_value_heads
-    wide = [call for call in keys if call[1] > 1][1:]  # the first one reads the prompt
-    assert groups > 1 and len(wide) > config.num_hidden_layers
-    assert all(heads == config.num_key_value_heads and rows % groups == 0 for heads, rows in wide)
 
 
 def test_a_model_of_other_attention_enters_no_block() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hf_specdec.kernels import cpu, linear
 from hf_specdec.kernels.few_token import FewTokenLayers
-from tests.kernels.layer_cases import decided, has_core, inside, layer, tokens, transposed, writes_plains_text
+from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed, writes_plains_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -84,19 +84,6 @@ def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, products: 
     assert result[0].isnan().all()
     assert torch.equal(result[1].float(), expected[1])
     assert result[2].isfinite().all()
-
-
-def test_outputs_that_do_not_fill_registers_are_torchs_where_weights_are_transposed(products: list[int]) -> None:
-    module, given = transposed(256, 136), tokens(3, 256)
-    assert FewTokenLayers(module).forwards == []
-    torch.testing.assert_close(inside(module, given), module(given))
-    assert products == []
-
-
-def test_torch_computes_transposed_weights_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "trial", lambda *size: decided(is_ours=False))
-    module, given = transposed(), tokens(3, 256)
-    assert torch.equal(inside(module, given), module(given))
 
 
 @pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (False, 2), (True, 1), (False, 300)])

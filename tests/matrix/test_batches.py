@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
@@ -128,18 +127,6 @@ def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch],
         assert not output.sequences[row, alone.shape[1] :].any(), "padding follows"
 
 
-def test_the_seeds_of_a_batch_come_from_the_global_generator(batches: Callable[[str, str], Batch]) -> None:
-    """The same seed gives the same batch, and the next call another one."""
-    batch = batches("llama", "greedy")
-    texts = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        texts += [batch.run(METHODS["prompt_lookup"], do_sample=True).tolist() for _ in range(2)]
-    assert texts[0] == texts[2]
-    assert texts[1] == texts[3]
-    assert texts[0] != texts[1]
-
-
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
 @pytest.mark.parametrize("method", METHODS)
@@ -177,9 +164,3 @@ def test_a_model_that_cannot_speculate_decodes_its_batch_plainly(
     output = batch.run(METHODS["prompt_lookup"], return_dict_in_generate=True)
     assert output.sequences.tolist() == batch.expected.sequences.tolist()
     assert output.spec_stats.plain_reason
-
-
-def test_one_drafter_cannot_serve_two_rows(batches: Callable[[str, str], Batch]) -> None:
-    batch = batches("llama", "greedy")
-    with pytest.raises(hf_specdec.ConfigError, match="for each sequence of a batch"):
-        batch.run({"spec_method": RandomTreeDrafter(batch.expected.sequences[0].tolist())})

@@ -1,7 +1,6 @@
 """What bitsandbytes gets wrong on CPUs is noticed, avoided or refused."""
 
 import copy
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,6 @@ def test_split_blocks_are_read_rightly_or_found_out() -> None:
         layer.weight = bitsandbytes.nn.Params4bit(torch.randn(32, 96), **scales).to("cpu")
     found = bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     assert torch.allclose(found.float(), unpacked(layer), atol=1e-2) == bnb.reads_split_blocks()
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_layers_that_would_be_read_wrongly_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
-    """Only those, next to what transformers leaves by itself."""
-    monkeypatch.setattr(bnb, "reads_split_blocks", lambda: reads)
-    quantised = four_bit_layers(load(DRAFT, precision="nf4"))
-    downs = {f"model.layers.{index}.mlp.down_proj" for index in range(2)}
-    assert (downs <= quantised.keys()) == reads
-    assert len(quantised) == (14 if reads else 12)
 
 
 def test_nf4_weights_are_what_their_codes_say() -> None:
@@ -105,17 +94,6 @@ def test_an_enabled_model_copies(precision: str) -> None:
     assert plain(other, PROMPT, **settings).tolist() == plain(model, PROMPT, **settings).tolist()
 
 
-def test_int8_says_once_that_it_casts(caplog: pytest.LogCaptureFixture) -> None:
-    """bitsandbytes says so at every layer of every forward."""
-    logger = logging.getLogger("bitsandbytes.autograd._functions")
-    for once in [each for each in logger.filters if type(each).__module__ == bnb.__name__]:
-        logger.removeFilter(once)
-    model = load(DRAFT, quantization_config=tf.BitsAndBytesConfig(load_in_8bit=True))
-    with caplog.at_level(logging.WARNING):
-        plain(model, PROMPT, max_new_tokens=4)
-    assert sum(bnb.INT8_CASTS in record.getMessage() for record in caplog.records) == 1
-
-
 @pytest.mark.parametrize(("threshold", "tier"), [(0.5, "plain"), (0.0, "tree")])
 def test_int8_outliers_are_named_where_they_are_the_reason_against_drafts(threshold: float, tier: str) -> None:
     """A column with an outlier is multiplied in 16 bits for all tokens of a forward, which fp32 shows."""
@@ -123,9 +101,3 @@ def test_int8_outliers_are_named_where_they_are_the_reason_against_drafts(thresh
     found = hf_specdec.capability(load(DRAFT, dtype=torch.float32, quantization_config=config))
     assert found.tier == tier
     assert ("llm_int8_threshold=0.0" in found.reason) == (tier == "plain")
-
-
-def test_models_without_bitsandbytes_are_left_alone() -> None:
-    model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1))
-    bnb.prepare(model)
-    assert model.state_dict()

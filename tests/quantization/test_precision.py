@@ -12,7 +12,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import ConfigError, MissingExtraError
-from hf_specdec.kernels.quantization.precision import PRECISIONS, loading_arguments, machine_support, saved_precision
+from hf_specdec.kernels.quantization.precision import PRECISIONS, loading_arguments, machine_support
 
 TARGET = embedded.path("target")
 load = hf_specdec.AutoModelForCausalLM.from_pretrained
@@ -38,20 +38,6 @@ def test_every_precision_but_auto_is_listed_for_the_machine(precision: str) -> N
     assert support.reason
 
 
-@pytest.mark.parametrize("field", ["text_config", "quantization_config", "vision_config", "rope_scaling"])
-def test_a_part_of_a_configuration_that_is_null_is_none(tmp_path: Path, field: str) -> None:
-    content = json.loads((Path(TARGET) / "config.json").read_text("utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps(content | {field: None}))
-    assert loading_arguments("fp32", str(tmp_path), {}) == {"dtype": torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"), [({"load_in_8bit": True}, "int8"), ({"load_in_4bit": True}, "bitsandbytes fp4")]
-)
-def test_a_quantisation_that_leaves_names_null_is_bitsandbytes(fields: dict[str, Any], name: str) -> None:
-    assert saved_precision({"quant_method": None, "bnb_4bit_quant_type": None, **fields}) == name
-
-
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype", "quantization_config"])
 def test_precision_and_another_name_for_it_exclude_one_another(name: str) -> None:
     with pytest.raises(ConfigError, match="must be unset with precision") as caught:
@@ -74,12 +60,6 @@ def test_tensor_parallelism_with_quantised_weights_is_refused(name: str, precisi
     assert "bf16" in caught.value.remedy
     with pytest.raises(ConfigError, match="not sharded"):
         load(TARGET, quantization_config=tf.BitsAndBytesConfig(load_in_8bit=True), **{name: "auto"})
-
-
-def test_tensor_parallelism_with_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = saved_as(tmp_path, {"quant_method": "bitsandbytes", "load_in_8bit": True})
-    with pytest.raises(ConfigError, match="not sharded"):
-        load(path, tp_plan="auto")
 
 
 def test_tensor_parallelism_with_a_device_map_is_refused() -> None:

@@ -67,15 +67,6 @@ def test_children_are_found_by_token_and_in_the_order_they_were_added(tree: Draf
         assert [tree.child(node, token) for token in range(10)] == [by_token.get(token) for token in range(10)]
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_the_first_branch_follows_first_children_to_a_leaf(tree: DraftTree) -> None:
-    node, expected = 0, []
-    while tree.children(node):
-        node = tree.children(node)[0]
-        expected.append(tree.tokens[node])
-    assert tree.first_branch() == expected
-
-
 @pytest.mark.parametrize("max_depth", [None, 0, 1, 3])
 @pytest.mark.parametrize("max_nodes", [None, 0, 1, 4, 100])
 def test_a_truncated_tree_is_what_is_left_of_the_tree(max_depth: int | None, max_nodes: int | None) -> None:
@@ -102,11 +93,6 @@ def test_is_chain_says_whether_any_node_has_a_sibling_or_lies_off_the_branch(tre
     assert tree.is_chain == (tree == DraftTree.chain(tree.tokens[0], tree.tokens[1:]))
 
 
-def test_a_root_alone_is_a_chain() -> None:
-    tree = DraftTree.chain(7)
-    assert (len(tree), tree.num_draft_tokens, tree.is_chain, tree.first_branch()) == (1, 0, True, [])
-
-
 def test_two_branches_merge_where_they_begin_alike() -> None:
     builder = TreeBuilder(7)
     end_of_first = builder.add_path(0, [1, 2, 3])
@@ -115,14 +101,6 @@ def test_two_branches_merge_where_they_begin_alike() -> None:
     assert tree.tokens == (7, 1, 2, 3, 4, 5)
     assert [tree.tokens[node] for node in tree.path(end_of_first)] == [7, 1, 2, 3]
     assert [tree.tokens[node] for node in tree.path(end_of_second)] == [7, 1, 2, 4, 5]
-
-
-def test_a_finished_tree_does_not_change_when_its_builder_goes_on() -> None:
-    builder = TreeBuilder(7)
-    tree = builder.build()
-    builder.add(0, 1)
-    assert len(tree) == 1
-    assert tree.child(0, 1) is None
 
 
 def test_equal_trees_are_equal_and_survive_copies() -> None:
@@ -137,11 +115,6 @@ def test_predictions_are_of_the_nodes_below_accepted_ones() -> None:
     tree = DraftTree.chain(1, [2, 3]).with_probabilities((1.0, 0.5, 0.2))
     assert tree.predictions([0], [9]) == [(0.5, False)]
     assert tree.predictions([0, 1], [2, 9]) == [(0.5, True), (0.4, False)]
-
-
-def test_below_a_node_that_was_held_for_impossible_nothing_is_predicted() -> None:
-    tree = DraftTree.chain(1, [2, 3]).with_probabilities((1.0, 0.0, 0.0))
-    assert tree.predictions([0, 1, 2], [2, 3, 4]) == [(0.0, True)]
 
 
 NO_PROBABILITIES = [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, float("nan"))]
@@ -240,26 +213,9 @@ def test_extra_tokens_that_do_not_go_together_are_named(case: str) -> None:
         ExtraTokens(*fields)
 
 
-@pytest.mark.parametrize("parent", [-1, 2, 9, 0.0, None, "0", np.int64(2)])
-def test_a_child_of_no_node_is_refused(parent: Any) -> None:
-    """-1 would be the last one to Python, and a second root to the mask."""
-    builder = TreeBuilder(7)
-    builder.add(0, 1)
-    with pytest.raises(ConfigError, match="0 to 1"):
-        builder.add(parent, 2)
-    assert len(builder) == 2
-
-
 @pytest.mark.parametrize("token", [[5], np.array(5), {}], ids=str)
 def test_a_token_that_no_tree_can_hold_is_named(token: Any) -> None:
     with pytest.raises(ConfigError, match="`token` must be a token id"):
         TreeBuilder(7).add(0, token)
     with pytest.raises(ConfigError, match="`tokens` must be a list of token ids"):
         DraftTree.chain(7, [token])
-
-
-@pytest.mark.parametrize("tokens", [None, 5, torch.tensor(5)], ids=str)
-def test_what_is_no_list_of_tokens_is_named(tokens: Any) -> None:
-    for draft in (lambda: DraftTree.chain(7, tokens), lambda: TreeBuilder(7).add_path(0, tokens)):
-        with pytest.raises(ConfigError, match=r"`tokens` must be a list of token ids, but is .* Write \[\] for none"):
-            draft()

@@ -61,11 +61,6 @@ def test_a_forced_run_comes_before_the_drafter_s_tokens_and_below_its_leaves() -
     assert tree.first_branch()[:2] == [3, 4]
 
 
-def test_what_is_forbidden_is_left_out_with_all_below_it() -> None:
-    tree = constrained(tree_of([3, 4], [5, 6], [7, 8]), Words([3, 4], [7, 9]), TEXT)
-    assert branches_of(tree) == {(3, 4), (7, 9)}, "8 is forbidden, and 9 is forced in its place"
-
-
 def test_probabilities_of_what_is_left_out_go_to_its_siblings() -> None:
     proposed = tree_of([3, 4], [5], [7], probabilities=[1.0, 0.4, 0.2, 0.4, 0.1])
     tree = constrained(proposed, Words([3, 4], [3, 6], [7, 2]), TEXT)
@@ -73,19 +68,6 @@ def test_probabilities_of_what_is_left_out_go_to_its_siblings() -> None:
     by_tokens = {tuple(tree.tokens[node] for node in path[1:]): chance for path, chance in found.items()}
     assert by_tokens == pytest.approx({(): 1.0, (3,): 0.4 / 0.6, (3, 4): 0.2 / 0.6, (7,): 0.1 / 0.6, (7, 2): 0.1 / 0.6})
     assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
-
-
-def test_forced_tokens_are_as_likely_as_what_they_follow_from() -> None:
-    proposed = tree_of([3, 4, 5], probabilities=[1.0, 0.5, 0.3, 0.2])
-    tree = constrained(proposed, Words([3, 4, 5, 6], [3, 4, 7, 6]), TEXT)
-    assert tree.tokens == (2, 3, 4, 5, 6)
-    assert tree.probabilities == pytest.approx((1.0, 1.0, 1.0, 2 / 3, 2 / 3))
-
-
-def test_drawn_children_stay_unless_a_token_is_forced() -> None:
-    drawn = tree_of([3], [4]).with_distributions({0: torch.full((10,), 0.1)})
-    assert constrained(drawn, Words([4, 5], [6, 7]), TEXT) is drawn
-    assert constrained(drawn, Words([6, 7]), TEXT) == DraftTree.chain(2, [6, 7])
 
 
 def test_extra_tokens_stay_and_each_token_is_asked_about_at_most_once() -> None:

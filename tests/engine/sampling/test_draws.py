@@ -6,7 +6,7 @@ import torch
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.draws import LEVELS, DrawsAhead
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
-from hf_specdec.engine.sampling.random_streams import OwnDraws, RandomStream
+from hf_specdec.engine.sampling.random_streams import RandomStream
 
 CPU, VOCAB = torch.device("cpu"), 50
 PARENTS = [0, 1, 1, 0, 4, 5, 6]  # of nodes 1 to 7
@@ -69,17 +69,6 @@ def test_only_the_next_level_is_taken() -> None:
     assert len(below.result[0]) == 2
     assert [taken(below, node) for node in (0, 7)] == [None, None]
     assert None not in [taken(below, node) for node in (6, 7)]
-
-
-def test_a_stream_of_a_call_s_own_is_drawn_from() -> None:
-    """As by the call's other draws; the global generator stays as it is."""
-    before = torch.get_rng_state()
-    with OwnDraws(seed=9):
-        draws = drawn_ahead(RandomStream(CPU))
-        first, then = taken(draws, 0), int(torch.multinomial(PROBABILITIES[1:2], 1))
-    assert torch.equal(torch.get_rng_state(), before)
-    with OwnDraws(seed=9):
-        assert [first, then] == [int(torch.multinomial(row[None], 1)) for row in PROBABILITIES[:2]]
 
 
 def test_what_another_thread_has_drawn_is_not_drawn_again() -> None:

@@ -154,29 +154,6 @@ def test_a_processor_goes_on_with_its_text_and_begins_anew_with_another(target: 
         assert ids.tolist() == whole.tolist()
 
 
-def test_rows_that_have_ended_show_plain_generation_s_scores(target: Any, batch: Any, make: Any) -> None:
-    options = {"max_new_tokens": 24, "return_dict_in_generate": True, "output_scores": True}
-    expected = plain(target, **batch, **options, logits_processor=[make("regex")])
-    ours = target.generate(**batch, **options, logits_processor=[make("regex")], spec_method="auto")
-    assert ours.sequences.tolist() == expected.sequences.tolist()
-    for own, other in zip(ours.scores, expected.scores, strict=True):
-        assert torch.equal(own.isinf(), other.isinf())
-
-
-def test_all_nodes_are_masked_as_each_alone(make: Any, tokenizer: Any) -> None:
-    ids = tokenizer('x{"name": "ab', return_tensors="pt")["input_ids"]
-    tree = hf_specdec.DraftTree.chain(int(ids[0, -1]), tokenizer('c", "kind": "dog"')["input_ids"][:4])
-    scores = torch.randn(len(tree), len(tokenizer) + 40)  # more logits than tokens, as of padded embeddings
-    together, alone = make().of_row(0), make()
-    alone(ids[:, :1], scores[:1])
-    together.follow(ids[0, :1].tolist())
-    masked = together.mask_nodes(scores, tree, ids[0].tolist())
-    for node in range(len(tree)):
-        text = torch.cat([ids, torch.tensor([tree.tokens[1 : node + 1]], dtype=torch.long)], dim=1)
-        assert torch.equal(masked[node : node + 1], alone(text, scores[node : node + 1]))
-    assert masked[:, len(tokenizer) :].isinf().all()
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -197,11 +174,6 @@ def test_all_nodes_are_masked_as_each_alone(make: Any, tokenizer: Any) -> None:
 def test_what_is_no_grammar_is_refused_by_name(tokenizer: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         hf_specdec.grammar(tokenizer, **given)
-
-
-def test_a_slow_tokenizer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`tokenizer` must be a fast tokenizer"):
-        hf_specdec.grammar(object(), regex="a")  # type: ignore[arg-type]
 
 
 def test_a_pydantic_model_is_a_schema(target: Any, prompt: Any, tokenizer: Any) -> None:

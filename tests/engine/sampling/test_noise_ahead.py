@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_specdec.engine.sampling.noise_ahead import RAMP, NoiseAhead
-from hf_specdec.engine.sampling.random_streams import OwnDraws, RandomStream
+from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
+from hf_specdec.engine.sampling.random_streams import RandomStream
 from tests.helpers.devices import emulate
 
 CPU, VOCAB = torch.device("cpu"), 50
@@ -76,31 +76,6 @@ def test_what_multinomial_decides_otherwise_is_left_to_it(broken: str) -> None:
     }
     assert noise.draw(rows[broken]) is None
     assert torch.equal(noise._stream.state, before)
-
-
-def test_what_another_thread_has_drawn_is_not_drawn_again() -> None:
-    noise = noise_of(None)
-    noise.row(0)
-    torch.rand(1)
-    moved = torch.get_rng_state()
-    assert noise.draw(ROWS[0]) is None
-    assert torch.equal(torch.get_rng_state(), moved)
-
-
-def test_a_call_s_own_stream_is_looked_at_and_drawn_from() -> None:
-    before = torch.get_rng_state()
-    with OwnDraws(seed=7):
-        noise = noise_of(None)
-        noise.row(0)
-        assert noise.draw(ROWS[0]) == multinomials(1)[0]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_more_rows_are_looked_at_from_step_to_step() -> None:
-    noise = noise_of()
-    for step in range(1, 4):
-        seen = [noise.on_host(depth) is not None for depth in range(5)]
-        assert seen == [depth < step * RAMP for depth in range(5)]
 
 
 def test_on_an_accelerator_rows_come_with_the_read_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

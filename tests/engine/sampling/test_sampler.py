@@ -1,6 +1,5 @@
 """The choice of a token against the lines of plain decoding that it stands for."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat.generation import in_order
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits
@@ -49,45 +47,6 @@ def test_a_sampled_token_is_one_draw_from_the_processed_row() -> None:
     sampler.generator = torch.Generator().manual_seed(3)
     torch.manual_seed(99)
     assert [sampler.choose(node, TEXT) for node in range(4)] == chosen
-
-
-def test_signatures_of_processors_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[Any] = []
-    signature = inspect.signature
-    monkeypatch.setattr(inspect, "signature", lambda function: looked_at.append(function) or signature(function))
-    sampler = loaded([TopKLogitsWarper(5), TopPLogitsWarper(0.9)])
-    assert [sampler.choose(node, TEXT) for node in range(4)] == ROWS.argmax(dim=-1).tolist()
-    assert len(looked_at) == 2
-
-
-class WithMask:
-    """A processor of more than ids and scores."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return scores + mask
-
-
-class Doubled(LogitsProcessorList):
-    """A list with a way of its own."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return 2.0 * super().__call__(input_ids, scores, **kwargs)
-
-
-def test_lists_of_another_kind_are_called_themselves() -> None:
-    with pytest.raises(ValueError, match="required parameters"):
-        loaded([WithMask()]).choose(0, TEXT)
-    ids, scores = TEXT.ids(), ROWS[:1]
-    assert torch.equal(in_order(Doubled([TopKLogitsWarper(5)]))(ids, scores), 2.0 * TopKLogitsWarper(5)(ids, scores))
-
-
-def test_scores_and_logits_are_those_of_chosen_tokens_only() -> None:
-    sampler = loaded([TopKLogitsWarper(5)], output_scores=True, output_logits=True)
-    sampler.choose(2, TEXT)
-    assert sampler.logits is not None and sampler.scores is not None
-    assert torch.equal(sampler.logits[0], ROWS[2:3])
-    assert torch.equal(sampler.scores[0], TopKLogitsWarper(5)(TEXT.ids(), ROWS[2:3]))
-    assert len(sampler.logits) == len(sampler.scores) == 1
 
 
 def test_a_processor_cannot_change_the_logits_that_drafters_see() -> None:

@@ -1,6 +1,5 @@
 """Caches of batches: conversations of several rows, interrupted calls, models' positions, states kept in step."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,21 +8,18 @@ import pytest
 import torch
 import transformers as tf
 
-import hf_specdec
 from hf_specdec.compat import CACHE
 from tests.helpers.support import (
     IDS,
     MASK,
     METHODS,
     PADDED,
-    assert_same_batch,
     assert_same_cache,
     method_of,
     noisy_copy,
     plain,
     seq_length,
 )
-from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
 
@@ -99,19 +95,6 @@ def test_after_an_interrupt_the_rows_go_on_from_their_cache(
     rest = {"max_new_tokens": expected.shape[1] - length, "do_sample": False}
     again = plain(model, expected[:, :length], attention_mask=mask, **{CACHE: kept}, **rest)
     assert again.tolist() == expected.tolist()
-
-
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["gpt_neo", "opt", "lfm2"])
-def test_rows_may_fill_all_positions_while_others_have_ended(family: str, method: str) -> None:
-    """The padding of a finished row stays within the model's positions too."""
-    options = {**FAMILIES[family].options, "max_position_embeddings": 60}
-    model = hf_specdec.enable(build(dataclasses.replace(FAMILIES[family], options=options)))
-    draft, limit = noisy_copy(model), {"max_new_tokens": 30, "do_sample": False}
-    free = plain(model, IDS, **limit)[:, IDS.shape[1] :].tolist()
-    eos = next(token for token in free[0][3:20] if token not in free[1])
-    assert_same_batch(model, method_of(method, draft), IDS, eos_token_id=eos, **limit)
 
 
 def test_a_row_that_has_ended_does_not_hold_up_the_drafts_cache(pairs: Callable[[str], Any]) -> None:

@@ -1,17 +1,15 @@
 """Draft models of every make in batches: the text is the target's, whatever drafts for it and however it is wrapped."""
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import accelerate
 import pytest
 import torch
-from transformers import LogitsProcessor
 
 import hf_specdec
-from tests.helpers.support import IDS, MASK, METHODS, PADDED, assert_same_batch, method_of, noisy_copy, plain
+from tests.helpers.support import IDS, MASK, METHODS, PADDED, assert_same_batch, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False, "attention_mask": MASK}
@@ -62,28 +60,6 @@ def test_any_draft_serves_a_batch(pair: tuple[Any, Any], ends: list[int], kind: 
         assert_same_batch(model, method | {"assistant_model": draft}, PADDED, eos_token_id=ends, **OPTIONS)
 
 
-def test_threads_share_a_model_and_its_draft(pair: tuple[Any, Any], ends: list[int]) -> None:
-    model, draft = pair
-    expected = plain(model, PADDED, eos_token_id=ends, **OPTIONS).tolist()
-    mishaps: list[Any] = []
-
-    def work(number: int) -> None:
-        try:
-            method = method_of(list(METHODS)[number % 3], draft)
-            for _ in range(2):
-                if model.generate(PADDED, eos_token_id=ends, **OPTIONS, **method).tolist() != expected:
-                    mishaps.append(number)
-        except BaseException as error:
-            mishaps.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not mishaps
-
-
 def test_rejection_sampling_of_a_batch_follows_the_seed(pair: tuple[Any, Any]) -> None:
     """Row by row: a row's text does not depend on its neighbours either."""
     model, draft = pair
@@ -100,24 +76,6 @@ def test_rejection_sampling_of_a_batch_follows_the_seed(pair: tuple[Any, Any]) -
         results = hf_specdec.generate_many(model, IDS, max_batch_size=size, **asked)
         jobs.append({result.index: result.token_ids for result in results})
     assert jobs[0] == jobs[1]
-
-
-class OnlyFour(LogitsProcessor):
-    """Leaves four tokens of the vocabulary."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        kept = torch.full_like(scores, -float("inf"))
-        kept[:, :4] = scores[:, :4]
-        return kept
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_processor_may_leave_very_few_tokens(pair: tuple[Any, Any], method: str) -> None:
-    model, draft = pair
-    asked = method_of(method, draft)
-    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-    assert_same_batch(model, asked, IDS, suppress_tokens=list(range(4, 128)), **options)
-    assert_same_batch(model, asked, IDS[:1], logits_processor=[OnlyFour()], **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])

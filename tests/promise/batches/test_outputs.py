@@ -9,7 +9,6 @@ import torch
 
 from hf_specdec.compat import CACHE
 from tests.helpers.support import (
-    IDS,
     MASK,
     METHODS,
     PADDED,
@@ -113,19 +112,6 @@ def test_a_sampled_row_shows_what_its_prompt_alone_shows(families: Callable[[str
     assert_same_tensors(torch.stack(ours.logits, dim=1), whole[:, PADDED.shape[1] - 1 : -1], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_several_answers_show_their_scores(families: Callable[[str], Any], family: str) -> None:
-    model, _, _ = families(family)
-    ours = model.generate(
-        IDS, **ASKED | OPTIONS | {"do_sample": True}, num_return_sequences=2, spec_method="prompt_lookup"
-    )
-    assert {tuple(step.shape) for step in ours.scores} == {(6, ours.scores[0].shape[1])}
-    start = ours.sequences.shape[1] - len(ours.scores)
-    transitions = model.compute_transition_scores(ours.sequences, ours.scores)
-    logits = torch.stack(ours.logits, dim=1)  # sampled without filters
-    assert_same_tensors(transitions, logits.gather(2, ours.sequences[:, start:, None])[..., 0])
-
-
 @pytest.mark.parametrize("ids", [PADDED[:1], PADDED], ids=["one", "batch"])
 def test_what_is_shown_keeps_no_whole_steps_in_memory(families: Callable[[str], Any], ids: torch.Tensor) -> None:
     model, _, _ = families("llama")
@@ -133,9 +119,3 @@ def test_what_is_shown_keeps_no_whole_steps_in_memory(families: Callable[[str], 
     ours = model.generate(ids, **options, spec_method="prompt_lookup")
     shown = [*ours.scores, *ours.logits, *(layer for step in ours.hidden_states for layer in step)]
     assert all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in shown)
-
-
-def test_beams_are_refused_with_scores_too(families: Callable[[str], Any]) -> None:
-    model, _, _ = families("llama")
-    with pytest.raises(ValueError, match="num_beams"):
-        model.generate(PADDED, **ASKED | OPTIONS, num_beams=2, spec_method="prompt_lookup")

@@ -84,20 +84,6 @@ def test_several_greedy_answers_are_refused_as_in_plain_decoding(families: Calla
     assert errors[0] == errors[1]
 
 
-def test_where_no_token_ends_a_row_time_ends_all_rows_together(families: Callable[[str], Any]) -> None:
-    """There is no padding then, which could not be told from text."""
-    model, _, _ = families("llama")
-    output = model.generate(
-        PADDED,
-        attention_mask=MASK,
-        max_time=60.0,
-        spec_method="prompt_lookup",
-        return_dict_in_generate=True,
-        **OPTIONS,
-    )
-    assert "no sequence ends before the others" in output.spec_stats.plain_reason
-
-
 @pytest.mark.parametrize("plainly", [False, True])
 def test_padding_is_not_counted_as_tokens(families: Callable[[str], Any], plainly: bool) -> None:
     """Also where the batch is decoded plainly."""

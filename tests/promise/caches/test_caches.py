@@ -234,16 +234,6 @@ def test_a_padded_conversation_goes_on_with_its_cache(zoo: Callable[[str], Any],
     assert_same_cache(ours.output[CACHE], reference.output[CACHE])
 
 
-@pytest.mark.parametrize("family", ["t5", "bart", "m2m_100"])
-def test_a_cache_without_a_place_for_the_encoding_gets_what_plain_generate_writes(
-    zoo: Callable[[str], Any], draft: Draft, family: str
-) -> None:
-    """Self- and cross-attention write into the same layers there."""
-    reference, ours = both(zoo(family), lambda: {CACHE: DynamicCache()}, draft)
-    assert_same_run(ours, reference)
-    assert_same_cache(ours.kwargs[CACHE], reference.kwargs[CACHE])
-
-
 def test_where_caching_is_left_open_the_text_is_that_of_plain_generate(model: Any, draft: Draft) -> None:
     """With `use_cache=None` it caches the whole text again with each token."""
     call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "use_cache": None, "return_dict_in_generate": True}

@@ -8,7 +8,6 @@ from transformers import GenerationConfig
 import hf_specdec
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
@@ -134,20 +133,6 @@ def test_a_generation_configuration_is_told_to_be_overridden(model: Any, name: s
             model.generate(PROMPT, **call)
         call[name] = None
     assert model.generate(PROMPT, **call).tolist() == plain(model, PROMPT, **CALL).tolist()
-
-
-def test_an_argument_names_the_method_of_many_prompts(model: Any) -> None:
-    """Of those that name none, as `prompt_lookup_config` does."""
-    prompts = [PROMPT, {"input_ids": PROMPT, "assistant_early_exit": 1}]
-    job = {"prompt_lookup_num_tokens": 3}
-    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **CALL, **job)}
-    assert [results[index].stats.method for index in (0, 1)] == ["prompt_lookup", "draft_model"]
-    assert [result.error for result in results.values()] == [None, None]
-
-
-def test_a_drafter_of_ones_own_takes_none(model: Any) -> None:
-    with pytest.raises(ConfigError, match="`num_assistant_tokens` must be unset with a drafter of your own"):
-        model.generate(PROMPT, **CALL, spec_method=lambda: RandomTreeDrafter([]), num_assistant_tokens=3)
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])

@@ -12,7 +12,6 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from hf_specdec.engine.model_state import state_of
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -190,13 +189,6 @@ def test_a_default_that_needs_trees_steps_aside_on_a_model_of_chains(family: str
     for asked in ({"spec_method": "lookahead"}, {"lookahead_config": {}}):
         with pytest.raises(hf_specdec.UnsupportedModelError, match="takes chains only"):
             model.generate(prompt, max_new_tokens=8, do_sample=False, **asked)
-
-
-def test_a_model_that_is_enabled_again_has_the_new_settings_alone() -> None:
-    model = hf_specdec.enable(build(FAMILIES["llama"]), plain_kernels=True)
-    assert state_of(hf_specdec.enable(model)).plain_kernels, "left out, it stays as it is"
-    assert state_of(hf_specdec.enable(hf_specdec.disable(model))).plain_kernels is None
-    assert state_of(hf_specdec.enable(hf_specdec.disable(model), plain_kernels=True)).plain_kernels
 
 
 def test_a_disabled_model_knows_no_default() -> None:

@@ -1,7 +1,6 @@
 """The ways in: each gives the same text; copies, files and wrappers of the model work as if nothing had been done."""
 
 import copy
-import inspect
 import json
 import pickle
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditiona
 
 import hf_specdec
 from hf_specdec.compat import CACHE
-from tests.helpers.support import DRAFTS, PROMPT, plain
+from tests.helpers.support import DRAFTS, PROMPT
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -61,17 +60,6 @@ def test_disable_leaves_the_model_as_it_was(fresh: Any, expected: list[list[int]
     assert accepted(hf_specdec.enable(fresh), expected) > 0
 
 
-def test_enable_keeps_class_signature_and_other_models(fresh: Any) -> None:
-    other = build(FAMILIES["llama"])
-    hf_specdec.enable(fresh)
-    assert fresh.__class__ is LlamaForCausalLM
-    assert isinstance(fresh, LlamaForCausalLM)
-    ours, theirs = (inspect.signature(model.generate).parameters for model in (fresh, other))
-    assert [name for name in ours if name in theirs] == list(theirs)
-    with pytest.raises(ValueError, match="spec_method"):
-        other.generate(PROMPT, **CALL, spec_method="prompt_lookup")
-
-
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_enabled_and_independent(
@@ -106,15 +94,6 @@ def test_saving_writes_what_it_would_have_written(fresh: Any, expected: list[lis
         assert (tmp_path / "after" / name).read_bytes() == (tmp_path / "before" / name).read_bytes()
     assert json.loads((tmp_path / "after" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "after").generate(PROMPT, **CALL).tolist() == expected
-
-
-def test_weights_and_state_dict_are_untouched(fresh: Any) -> None:
-    before = {name: value.clone() for name, value in fresh.state_dict().items()}
-    hf_specdec.enable(fresh)
-    fresh.generate(PROMPT, **CALL, spec_method="prompt_lookup")
-    after = fresh.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 # peft asks transformers for a name that transformers has given up.
@@ -152,13 +131,6 @@ def test_a_lora_model_speculates_with_its_adapter(fresh: Any, expected: list[lis
 
 def build_adapted() -> Any:
     return lora(build(FAMILIES["llama"]))
-
-
-@peft_warns
-def test_a_merged_lora_model_speculates(fresh: Any) -> None:
-    model = lora(hf_specdec.enable(fresh)).merge_and_unload()
-    merged = plain(model, PROMPT, **CALL).tolist()
-    assert accepted(hf_specdec.enable(model), merged) > 0
 
 
 @pytest.mark.parametrize("order", ["enable, compile", "compile, enable"])
@@ -256,13 +228,6 @@ def test_a_call_of_decode_stays_as_it_is_when_the_model_is_enabled(fresh: Any, e
         given = {"spec_assistant_model": draft, "spec_streamer": streamer}
         assert accepted(enable(fresh), expected, **method, **given) > 0
         assert streamer.tokens == [*expected[0], -1]
-
-
-def test_decode_checks_what_it_is_given(fresh: Any) -> None:
-    with pytest.raises(ValueError, match="Did you mean 'prompt_lookup'"):
-        fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="promt_lookup")
-    with pytest.raises(ValueError, match="num_beams"):
-        fresh.generate(PROMPT, **CALL, custom_generate=hf_specdec.decode, spec_method="ngram", num_beams=2)
 
 
 def test_decode_without_a_method_is_plain_decoding(fresh: Any, expected: list[list[int]]) -> None:

@@ -105,18 +105,6 @@ def test_a_draft_that_cannot_be_compiled_says_why_once(
 
 
 @pytest.mark.wide
-def test_buffers_left_by_a_call_hide_what_was_not_finite(pair: tuple[Any, Any], graphs: list[Any]) -> None:
-    """NaN that one text has left does not reach the next one."""
-    model, _ = pair
-    options = {"max_new_tokens": 12, "compile_config": on_cpu(counting(graphs)), "spec_method": "prompt_lookup"}
-    expected = plain(model, PROMPT, max_new_tokens=12, do_sample=False)
-    for _ in range(2):
-        assert speculative(model, PROMPT, **STATIC | options).equal(expected)
-        (forward,) = state_of(model).compiled.values()
-        forward._kept[0].layers[0].values.fill_(float("nan"))
-
-
-@pytest.mark.wide
 def test_calls_at_the_same_time_have_buffers_of_their_own(pair: tuple[Any, Any], graphs: list[Any]) -> None:
     """A call inside another one, here from its stopping criterion."""
     model, _ = pair

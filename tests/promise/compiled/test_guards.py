@@ -13,7 +13,6 @@ import hf_specdec
 from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat import without_guards
-from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.common.drafter import Drafter
 from tests.helpers.cover import wide_but
@@ -167,12 +166,6 @@ def texts_with(model: Any, graphs: list[Any], caller: str) -> tuple[list[int], l
 def test_what_a_callers_code_changes_in_the_model_counts_at_once(model: Any, graphs: list[Any], caller: str) -> None:
     expected, compiled = texts_with(model, graphs, caller)
     assert compiled == expected
-
-
-def test_without_guards_it_would_not_count(model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Call, "is_undisturbed", True)
-    expected, compiled = texts_with(model, graphs, "criterion")
-    assert compiled != expected
 
 
 def of(**options: Any) -> Any:

@@ -96,10 +96,3 @@ def test_forwards_over_static_caches_have_costs_of_their_own() -> None:
     for cache in ({}, {"cache_implementation": "static"}, {}):
         generate(model, spec_method="auto", disable_compile=True, **cache)
     assert len(state_of(model).costs) == 2
-
-
-def test_disabling_drops_the_costs() -> None:
-    model = fresh("llama")
-    generate(model, spec_method="auto")
-    assert learned(model)
-    assert not learned(hf_specdec.enable(hf_specdec.disable(model)))

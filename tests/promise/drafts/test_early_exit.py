@@ -13,7 +13,7 @@ import hf_specdec
 from hf_specdec import ConfigError
 from hf_specdec.cache.spec_cache import SpecLayer
 from hf_specdec.compat import CACHE
-from tests.helpers.support import PROMPT, assert_same_cache, plain, results_of
+from tests.helpers.support import PROMPT, assert_same_cache, plain
 from tests.helpers.zoo import FAMILIES, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
@@ -119,15 +119,6 @@ def test_a_seed_gives_plain_generates_text(model: Any, shape: str, seed: int) ->
     torch.manual_seed(seed)
     assert exits(model, config=SHAPES[shape], **options).sequences.tolist() == expected.tolist()
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_many_prompts_share_a_batch(model: Any) -> None:
-    prompts = [PROMPT[0, : 8 + 3 * place].tolist() for place in range(5)]
-    config = {"spec_method": "draft_model", "spec_config": TREE}
-    for done in results_of(model, prompts, max_batch_size=3, **OPTIONS, **config):
-        assert done.error is None
-        expected = plain(model, torch.tensor([done.prompt]), **OPTIONS)
-        assert done.token_ids == expected[0, len(done.prompt) :].tolist()
 
 
 def test_a_prompt_of_embeddings_is_drafted_for(model: Any) -> None:
@@ -236,10 +227,3 @@ def test_a_cache_of_a_class_of_its_own_is_decoded_over_plainly(model: Any, layer
     output = exits(model, config={**CHAIN, "exit_layer": 1}, **{CACHE: cache})
     assert output[CACHE] is cache
     assert "its cache has code of its own (Own" in output.spec_stats.plain_reason
-
-
-def test_a_model_whose_layers_cannot_be_found_is_refused() -> None:
-    model = hf_specdec.enable(build(FAMILIES["llama"]))
-    model.config.num_hidden_layers = 2  # of three
-    with pytest.raises(ConfigError, match="must be unset where LlamaForCausalLM has no list of 2 layers"):
-        exits(model, config={**CHAIN, "exit_layer": 1})

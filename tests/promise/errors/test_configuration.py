@@ -79,12 +79,6 @@ def test_every_way_to_ask_for_prompt_lookup_means_the_same(model: Any, kwargs: d
     assert max(drafted(model, **kwargs)) == 3
 
 
-def test_without_a_method_nothing_is_drafted(model: Any) -> None:
-    assert is_left_to_transformers(model)
-    assert is_left_to_transformers(model, spec_method=None)
-    assert set(drafted(model, spec_method="plain")) == {0}
-
-
 @pytest.mark.parametrize("where", ["argument", "model"])
 def test_a_generation_configuration_carries_method_and_settings(own_model: Any, where: str) -> None:
     config = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -130,13 +124,6 @@ def test_many_prompts_take_method_and_settings_of_a_generation_configuration(own
     prompt = {"generation_config": config} if where == "prompt" else {}
     job = {"argument": {"generation_config": config}, "prompt": {"generation_config": other}}.get(where, {})
     assert max(many_drafted(own_model, prompt, **job)) == 3
-
-
-def test_one_of_many_prompts_may_configure_a_method_where_the_job_names_none(own_model: Any) -> None:
-    own_model.generation_config = config_of(None)
-    prompts = [{"input_ids": LOOPING, "generation_config": config_of(name)} for name in ("lookahead", None)]
-    results = {result.index: result.stats.method for result in hf_specdec.generate_many(own_model, prompts)}
-    assert results == {0: "lookahead", 1: "auto"}
 
 
 def test_arguments_win_over_the_generation_configuration_of_many_prompts(own_model: Any) -> None:

@@ -178,22 +178,3 @@ def test_without_a_method_the_kind_of_the_head_decides(model: Any) -> None:
     output = model.generate(PROMPT, assistant_model=random_head(model), **call)
     assert output.sequences.tolist() == plain(model, PROMPT, **call).sequences.tolist()
     assert (output.spec_stats.method, output.spec_stats.plain_reason) == ("eagle3", None)
-
-
-def test_heads_and_models_are_told_apart(model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"must be given with spec_method=\"eagle3\".*AutoDraftHead"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3")
-    with pytest.raises(ConfigError, match=r"`spec_method` must be given with a draft head.*spec_method=\"eagle3\""):
-        model.generate(PROMPT, max_new_tokens=4, assistant_model=random_head(model), spec_method=None)
-    with pytest.raises(ConfigError, match="must be a draft head"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle", assistant_model=model)
-    with pytest.raises(ConfigError, match='spec_method="eagle3" for a head of this kind'):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="draft_model", assistant_model=random_head(model))
-    with pytest.raises(ConfigError, match="engine"):
-        model.generate(
-            PROMPT,
-            max_new_tokens=4,
-            spec_method="eagle3",
-            spec_config={"engine": "assisted"},
-            assistant_model=random_head(model),
-        )

@@ -143,20 +143,6 @@ def test_our_loaders_load_adapters_as_transformers_does(tmp_path: Path) -> None:
         hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_an_observer_may_be_shown_this_text_alone(model: Any) -> None:
-    shown: list[Any] = []
-    settings: dict[str, Any] = {"max_new_tokens": 24, "spec_method": "auto", "spec_config": {"num_nodes": 8}}
-    output = model.generate(PROMPT, **settings, spec_observer=shown.append)
-    text = set(output[0].tolist())
-    assert any(step.tree.num_draft_tokens > len(step.path) - 1 for step in shown)
-    for step in shown:
-        safe = step.without_rejected()
-        assert set(safe.tree.tokens) <= text
-        assert safe.accepted == step.accepted
-        assert len(safe.tree) == len(step.path) == len(safe.path)
-        assert safe.view is None
-
-
 def test_half_of_a_surrogate_pair_is_the_error_of_its_prompt(target: Any, chats: Any) -> None:
     bad, good = sorted(
         hf_specdec.generate_many(target, ["x = \ud800", TEXTS[0]], tokenizer=chats, **NEW), key=lambda one: one.index

@@ -134,12 +134,6 @@ def test_a_method_that_the_model_cannot_use_is_the_prompt_s_error(
         list(hf_specdec.generate_many(model, PROMPTS, **OPTIONS, **own))
 
 
-def test_a_first_prompt_without_drafts_keeps_nobody_from_drafting(target: Any) -> None:
-    prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in (PROMPTS[1], [5, 6] * 9)]
-    prompts[0]["spec_method"] = "plain"
-    assert check(target, prompts, spec_method="prompt_lookup")[1].stats.num_draft_tokens > 0
-
-
 @pytest.mark.parametrize(
     ("how", "method"),
     [

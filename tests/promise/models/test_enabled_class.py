@@ -2,13 +2,11 @@
 
 import abc
 import copy
-import gc
 import inspect
 import pickle
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,14 +136,6 @@ def test_all_models_of_a_class_get_one_enabled_class() -> None:
     for thread in threads:
         thread.join()
     assert len({type(model) for model in models}) == 1
-
-
-def test_the_enabled_class_is_dropped_with_its_models() -> None:
-    model = hf_specdec.enable(of_a_function())
-    classes = weakref.ref(type(model)), weakref.ref(model.__class__)
-    del model
-    gc.collect()
-    assert [found() for found in classes] == [None, None]
 
 
 def test_the_arguments_of_the_class_s_own_generate_are_kept() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextIteratorStreamer
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from tests.helpers.support import PROMPT, assert_same_run, both, plain, run, speculative
@@ -81,14 +81,6 @@ def test_criteria_are_asked_before_the_token_is_streamed(model: Any, draft: Draf
     assert streamers[1].puts == streamers[0].puts
 
 
-def test_the_streamer_is_found_in_its_place_among_the_arguments(model: Any) -> None:
-    """`generate` takes it by position as well."""
-    streamer = Recorder()
-    model.generate(PROMPT, None, None, None, None, None, None, streamer, max_new_tokens=3, spec_method="prompt_lookup")
-    assert len(streamer.puts) == 4
-    assert streamer.ends == 1
-
-
 @pytest.mark.parametrize("fail_at", [2, 5])
 def test_a_streamer_that_fails_is_ended_once(model: Any, draft: Draft, fail_at: int) -> None:
     expected = model.generate(PROMPT, max_new_tokens=16, do_sample=False)[0].tolist()
@@ -123,12 +115,6 @@ def test_a_call_refused_after_the_prompt_was_streamed_ends_the_streamer(model: A
     with pytest.raises(ValueError, match="max_length"):
         speculative(model, PROMPT, max_length=5, streamer=streamer, spec_method="prompt_lookup")
     assert len(streamer.puts) == streamer.ends
-
-
-def test_streamed_text_is_the_text(model: Any, tokenizer: Any, draft: Draft) -> None:
-    """transformers' own streamer puts the words together from what it is given."""
-    reference, ours = both(model, lambda: {"streamer": TextIteratorStreamer(tokenizer, skip_prompt=True)}, draft)
-    assert "".join(ours.kwargs["streamer"]) == "".join(reference.kwargs["streamer"]) != ""
 
 
 def test_a_batch_is_streamed_as_plain_decoding_streams_it(model: Any) -> None:
