@@ -291,16 +291,6 @@ class SpecCache(Cache):
                 layer.keys[row, :, start : start + num_columns] = 0  # (heads, columns, head_dim)
                 layer.values[row, :, start : start + num_columns] = 0
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens of every row."""
-        super().crop(tokens_to_remove)
-        self.sync()
-
-    def reset(self) -> None:
-        """Forget every token."""
-        super().reset()
-        self.sync()
-
     def export(self, cache: Cache) -> None:
         """Put the text's columns where plain generation would have left them, as far as all rows have them."""
         while len(cache.layers) < len(self.layers):

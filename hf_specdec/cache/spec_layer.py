@@ -214,15 +214,6 @@ class SpecLayer(CacheLayerMixin):
         """-1: grows without a bound."""
         return -1
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` tokens of every row (a negative number, as in transformers)."""
-        self.set_lengths(tuple(max(length - abs(tokens_to_remove), 0) for length in self.lengths))
-
-    def reset(self) -> None:
-        """Forget every token; the buffers stay."""
-        self.offset = 0
-        self.set_lengths((0,) * len(self.lengths))
-
     @property
     def _num_used(self) -> int:
         """Columns that hold something."""

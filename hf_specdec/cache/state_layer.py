@@ -270,15 +270,6 @@ class StateAttentionLayer(StateLayer, SpecLayer):
         """Allocate keys and values, given by place, or states, given by name."""
         (SpecLayer if args else StateLayer).lazy_initialization(self, *args, **kwargs)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget columns; states stay."""
-        SpecLayer.crop(self, tokens_to_remove)
-
-    def reset(self) -> None:
-        """Forget every token."""
-        SpecLayer.reset(self)
-        StateLayer.reset(self)
-
 
 def _copy_states(source: LinearAttentionLayer, target: LinearAttentionLayer, rows: slice = slice(None)) -> None:
     for name in ("conv_states", "recurrent_states"):

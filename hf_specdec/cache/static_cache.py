@@ -176,10 +176,8 @@ class StaticSpecLayer(SpecLayer):
 
 
 def _apart(buffer: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor whose storage holds nothing else; a view still where DLPack does not know the device.
-
-    Of views of one block torch's compiler keeps a symbol for each one's place, and compares all pairs for overlap.
-    """
+    """The same memory as a tensor whose storage holds nothing else; a view where DLPack does not know the device."""
+    # of views of one block torch's compiler keeps a symbol for each one's place, and compares all pairs for overlap
     if buffer.untyped_storage().nbytes() == buffer.nbytes:
         return buffer
     try:

@@ -7,7 +7,7 @@ def show(step):
 model.generate(**inputs, spec_method="auto", spec_observer=show)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hf_specdec.common.tree import DraftTree
@@ -74,12 +74,3 @@ class SpecStep:
     view: Any = None
     nodes: tuple[DraftedNode, ...] = ()
     observer_seconds: float = 0.0
-
-    def without_rejected(self) -> "SpecStep":
-        """The same step without drafted tokens that did not enter the text, for whoever may see this text alone.
-
-        With a shared pool, drafts are pieces of other texts: those of other users, where one model serves several.
-        """
-        tree = DraftTree.chain(self.tree.tokens[0], self.accepted[: len(self.path) - 1])
-        nodes = tuple([self.nodes[node - 1] for node in self.path[1:]]) if self.nodes else ()
-        return replace(self, tree=tree, path=tuple(range(len(self.path))), nodes=nodes, view=None)

@@ -32,18 +32,7 @@ MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]
 
 
 class _Loop:
-    """Decodes all sequences of a batch to their ends.
-
-    Args:
-        steps: takes the batch one step further.
-        streamer: a transformers streamer that has seen the prompt already; for one sequence.
-        shows: fields of the output that hold something of each token: `scores`, `logits` and `hidden_states`. With any
-            of them the rows stay in the batch, and those that end go on with padding, as in plain generation.
-
-    Attributes:
-        sequences: all of them, those that have left the batch too.
-        prompt_states: the hidden states that are shown, from the prompts' forward, all rows together.
-    """
+    """Decodes all sequences of a batch to their ends; where something of each token is shown, rows stay in it."""
 
     def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
         self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
@@ -201,11 +190,7 @@ def _texts(call: Call) -> list[TokenBuffer]:
 def _sequences(
     call: Call, texts: Sequence[TokenBuffer], make_drafter: MakeDrafter, steps: StepRunner
 ) -> list[SequenceState]:
-    """Drafter, sampler and stop check of every sequence.
-
-    A single sequence samples with the global generator, as plain generation does. Those of a batch have a generator
-    each, so that none depends on its neighbours; their seeds come from the global one.
-    """
+    """Every sequence; a single one draws from the global generator, those of a batch from one each, seeded by that."""
     device = call.input_ids.device
     generators: list[torch.Generator | None] = [None] * len(texts)
     if len(texts) > 1 and call.generation_config.do_sample:

@@ -184,11 +184,7 @@ class StepRunner(SingleProcess):
         return _worthwhile(batch, trees, budget)
 
     def _forward(self, batch: Batch, trees: list[DraftTree]) -> tuple[list[DraftTree], list[NodeOutputs], bool]:
-        """Runs the target's forward over each tree's nodes: again without the drafts where one of them spoils it.
-
-        Returns:
-            The trees that count, their outputs, and whether the forward was repeated.
-        """
+        """Runs the target's forward over each tree's nodes: again without the drafts where one of them spoils it."""
         batch.target.forward(trees)
         self.finish()
         logits = batch.read(trees)

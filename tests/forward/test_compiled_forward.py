@@ -228,6 +228,15 @@ def test_a_cache_that_a_call_leaves_is_the_next_ones_and_empty() -> None:
     assert cache.lengths == (3, 3)
 
 
+def test_a_kept_cache_follows_a_model_that_was_moved() -> None:
+    forward, cache = CompiledForward(Model(), {}), a_cache(rows=1)
+    forward.keep_cache(cache)
+    again = forward.take_cache(1, 64)
+    assert again is cache
+    again.update(*(torch.ones(1, 1, 3, 4, dtype=torch.bfloat16) for _ in range(2)), 0)
+    assert again.layers[0].keys.dtype == torch.bfloat16
+
+
 def test_buffers_of_a_layer_have_storages_of_their_own_and_one_block_of_memory() -> None:
     """Torch's compiler would keep a symbol for each place in a block; columns move by one operation for all layers."""
     cache = StaticSpecCache.of(StaticCache(LlamaConfig(num_hidden_layers=3), max_cache_len=64), capacity=64)

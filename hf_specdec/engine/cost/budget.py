@@ -216,12 +216,7 @@ class Budget:
         return next((size for size in unknown if curve.ratio(size) - 1.0 + (size - 1) * drafting <= affordable), 0)
 
     def _pause_or_go_on(self, gain: float, num_live: int) -> None:
-        """Pause the drafters where the last steps' drafts gained less than their own time.
-
-        Args:
-            gain: tokens a row.
-            num_live: rows whose texts went on.
-        """
+        """Pause the drafters where the last steps' drafts gained less than their own time: `gain` tokens a row."""
         share = max(1.0 / num_live, LEAST_CREDIT)  # of a single row's credit
         if self._paused:
             self._paused -= 1
@@ -257,12 +252,7 @@ class Budget:
     def _best_size(
         self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, num_rows: int, least: int
     ) -> tuple[int, float]:
-        """The number of columns a row with the greatest value, and how much more that is than one column's.
-
-        Args:
-            num_rows: of the forward.
-            least: columns that the forward has anyway.
-        """
+        """The number of columns a row with the greatest value, and how much more that is than one column's."""
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
         largest = 1
         for tree in trees:

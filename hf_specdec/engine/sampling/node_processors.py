@@ -130,11 +130,8 @@ def takes_all_nodes(processor: Any) -> bool:
 
 
 def _penalized(ids: torch.Tensor, scores: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Scores of a `RepetitionPenaltyLogitsProcessor` in fewer operations, where the vocabulary holds all ids.
-
-    Multiplied where a score is below 0 and divided elsewhere: that is the lesser of both for a penalty above 1.
-    """
-    seen_scores = scores.gather(1, ids)  # (T, L)
+    """Scores of a `RepetitionPenaltyLogitsProcessor` in fewer operations, where the vocabulary holds all ids."""
+    seen_scores = scores.gather(1, ids)  # (T, L), multiplied below 0, else divided: the lesser for a penalty above 1
     chosen = torch.minimum if penalty >= 1.0 else torch.maximum
     return scores.scatter(1, ids, chosen(seen_scores * penalty, seen_scores / penalty))
 

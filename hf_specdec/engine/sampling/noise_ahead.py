@@ -22,17 +22,11 @@ NO_STATE_OF_DEVICE = {"mps"}  # its module has no state of one device
 
 @dataclass(slots=True)
 class _Row:
-    """Noise of one draw.
+    """Noise of one draw."""
 
-    Attributes:
-        noise: `(vocab_size,)` fp32.
-        after: the generator's state once it is made.
-        host: the same as an array, where that is at hand.
-    """
-
-    noise: torch.Tensor
-    after: torch.Tensor
-    host: Array | None
+    noise: torch.Tensor  # (vocab_size,) fp32
+    after: torch.Tensor  # the generator's state once it is made
+    host: Array | None  # the noise as an array, where that is at hand
 
 
 class NoiseAhead:

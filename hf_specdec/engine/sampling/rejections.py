@@ -85,12 +85,7 @@ def _check_width(row: torch.Tensor, vocab_size: int) -> None:
 def _reject(
     p: torch.Tensor, q: torch.Tensor, drawn: torch.Tensor, generator: torch.Generator | None
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Returns whether each token is accepted, `(T,)` for each of the C, and what is left of `p`, `(T, vocab_size)`.
-
-    Args:
-        p, q: `(T, vocab_size)`; `q` is written over.
-        drawn: `(T, C)`.
-    """
+    """Returns whether each token is accepted, `(T,)` for each of the C, and what is left of `p`, `(T, vocab_size)`."""
     accepted = []
     uniforms = torch.rand(drawn.shape, generator=generator, device=p.device, dtype=p.dtype)
     for place in range(drawn.shape[1]):

@@ -28,6 +28,7 @@ def method_of(name: str, draft: Any) -> dict[str, Any]:
     return (METHODS | OTHERS)[name] | ({"assistant_model": draft} if name in ("draft_model", "eagle3") else {})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("method", [*METHODS, *OTHERS])
@@ -51,6 +52,7 @@ def test_texts_are_plain_generation_s(
     assert output.spec_stats.plain_reason is None
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_are_plain_generation_s_and_a_row_may_have_its_own(
     target: Any, draft: Any, batch: Any, make: Any, method: str
@@ -81,6 +83,7 @@ def test_a_drawn_batch_is_each_row_alone_with_its_seed(target: Any, batch: Any, 
         assert output.sequences[row, batch["input_ids"].shape[1] :].tolist()[: len(alone)] == alone
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
 def test_many_prompts_have_a_state_or_a_grammar_each(target: Any, make: Any, tokenizer: Any, do_sample: bool) -> None:
     for processor in (make(), hf_specdec.PerRow(lambda row: make(list(GRAMMARS)[row % 4]))):
@@ -103,6 +106,7 @@ def test_many_prompts_have_a_state_or_a_grammar_each(target: Any, make: Any, tok
             assert result.token_ids == alone[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_beams_follow_the_grammar(target: Any, prompt: Any, make: Any, grammar: str) -> None:
     """As with states that are made anew for each token."""

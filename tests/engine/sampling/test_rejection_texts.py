@@ -153,6 +153,7 @@ def test_a_tree_cut_short_stays_true(max_nodes: int) -> None:
     assert value < critical_value(degrees)
 
 
+@pytest.mark.wide
 def test_a_draft_that_states_the_wrong_distribution_is_found_out() -> None:
     """The same trees, drawn from q and declared as drawn from a hotter one."""
     warps = temperature(0.9), temperature(0.8)
