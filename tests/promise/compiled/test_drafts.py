@@ -86,6 +86,7 @@ def test_a_draft_with_states_runs_as_it_is_written_and_says_why_once(
     assert len(graphs) == output.spec_stats.num_graphs > 0, "the target is"
 
 
+@pytest.mark.wide
 def test_a_draft_that_cannot_be_compiled_says_why_once(
     pair: tuple[Any, Any], graphs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:

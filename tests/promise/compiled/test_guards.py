@@ -62,6 +62,7 @@ class CountingMLP(torch.nn.Module):
         return self.inner(states) * (-30 if self.calls > 2 else 1)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.filterwarnings("ignore")  # torch says that it compiles a counter again
 @pytest.mark.parametrize("kind", ["hook", "module"])
 @torch._dynamo.config.patch(recompile_limit=64)
@@ -162,6 +163,7 @@ def texts_with(model: Any, graphs: list[Any], caller: str) -> tuple[list[int], l
     return texts[0], texts[1]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_what_a_callers_code_changes_in_the_model_counts_at_once(model: Any, graphs: list[Any], caller: str) -> None:
     expected, compiled = texts_with(model, graphs, caller)
@@ -173,6 +175,7 @@ def of(**options: Any) -> Any:
     return build(dataclasses.replace(llama, options={**llama.options, **options}))
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

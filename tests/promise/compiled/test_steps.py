@@ -107,6 +107,7 @@ def test_a_caller_who_forbids_compiling_anew_gets_plains_error_and_later_calls_c
     assert output.spec_stats.num_graphs
 
 
+@pytest.mark.wide
 def test_sampled_tokens_are_plain_generates(model: Any, graphs: list[Any]) -> None:
     options = STATIC | {"max_new_tokens": 16, "do_sample": True, "top_k": 20}
     torch.manual_seed(3)
@@ -150,6 +151,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_and_says_why_once(
     assert "no such card" in warned_once(model, broken, caplog)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("run", [1, 2])
 def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
     model: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, run: int
@@ -171,6 +173,7 @@ def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
     assert "CUDA graph capture" in warned_once(model, failing, caplog)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize(("served", "widths", "num_graphs"), [(2000, {2, 16}, 1), (0, {1, 16}, 2)])
 def test_on_an_accelerator_one_graph_serves_all_widths_until_that_of_one_token_pays(
     model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, served: int, widths: set[int], num_graphs: int
@@ -189,6 +192,7 @@ def test_on_an_accelerator_one_graph_serves_all_widths_until_that_of_one_token_p
     assert output.spec_stats.num_graphs == len(graphs) == num_graphs
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_graph_takes_their_views(
     model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, method: str
