@@ -14,13 +14,7 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.call.assistant_arguments import (
-    ASSISTED_ARGUMENTS,
-    DRAFTS,
-    method_instead,
-    read_draft,
-    replaced_arguments,
-)
+from hf_specdec.call.draft_model import read_draft
 from hf_specdec.call.request import Request
 from hf_specdec.compat.settings import accepted_arguments
 from hf_specdec.engine.model_state import state_of
@@ -40,6 +34,20 @@ AUTO: str = _Default("auto")
 NONE = "none"  # `None` as text: transformers' own loop
 PLAIN = "plain"
 DRAFT_BUDGET = 64  # for a drafter of the user's, which has no configuration here
+# These choose transformers' own speculation, or change its texts, a generation configuration's too.
+CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
+MODES = (*CHOICES, "assistant_ensemble_weight")
+TUNING = (  # do nothing by themselves, here neither where a generation configuration has them
+    "max_matching_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
+ASSISTED_ARGUMENTS = (*MODES, *TUNING)
+STARTING = ("prompt_lookup_num_tokens", "assistant_early_exit")  # would begin transformers' own speculation
+DRAFTS = ("assistant_model", "assistant_tokenizer")
 
 
 def added_arguments() -> tuple[str, ...]:
@@ -108,7 +116,11 @@ def read_request(unread: Request) -> Request:
     if observer is not None and parsed.engine == "assisted":
         remedy = 'Leave it out, or use engine="loop": transformers\' loop has no steps to show.'
         raise ConfigError("spec_observer", 'must be unset with engine="assisted"', observer, remedy)
-    assistant, tokenizers = read_draft(arguments, method, parsed)
+    assistant, tokenizers = None, None
+    if method.takes_draft_model or method.takes_draft_head:
+        assistant = arguments.pop("assistant_model", None)
+    if assistant is not None:
+        assistant, tokenizers = read_draft(arguments, method, parsed, assistant)
     return replace(
         request,
         method=method,
@@ -204,7 +216,7 @@ def _named_configs(values: Mapping[str, Any]) -> dict[str, Any]:
 def _named_method(arguments: Mapping[str, Any]) -> str | None:
     """The method of an argument that carries its configuration, or of transformers' own speculation."""
     configs = _named_configs(arguments)
-    return config_arguments()[next(iter(configs))].name if configs else method_instead(arguments)
+    return config_arguments()[next(iter(configs))].name if configs else _method_instead(arguments)
 
 
 def _configured_method(request: Request) -> Any:
@@ -215,6 +227,32 @@ def _configured_method(request: Request) -> Any:
         if not hasattr(config, "spec_method") and (configs := _named_configs(vars(config))):
             return config_arguments()[next(iter(configs))].name
     return None
+
+
+def _method_instead(arguments: Mapping[str, Any]) -> str | None:
+    """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
+    modes = [name for name in MODES if arguments.get(name) is not None]
+    takers = (m.name for name in modes for m in METHODS.values() if name in m.config_class.transformers_arguments)
+    return next(takers, None)
+
+
+def _replaced_arguments(request: Request, method: Method, config: Any, arguments: dict[str, Any]) -> Any:
+    """The configuration of a method that transformers has too, by the settings there: adding `spec_method` is enough.
+
+    Args:
+        config: the configuration of this package that counts, if there is one; it goes before configured settings.
+        arguments: of `generate`; those that are taken over are removed.
+
+    Raises:
+        ConfigError: an argument comes with a configuration.
+    """
+    names = method.config_class.transformers_arguments
+    passed = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
+    if config is None:
+        return {name: value for name in names if (value := request.configured(name)) is not None} | passed or None
+    for name, value in passed.items():
+        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
+    return config
 
 
 def _parsed_config(unread: Request, method: Method, config: Any, arguments: dict[str, Any]) -> SpecConfig:
@@ -230,7 +268,7 @@ def _parsed_config(unread: Request, method: Method, config: Any, arguments: dict
     reserved = state_of(unread.model).defaults.get(method.name)
     if config is None:
         config, field = reserved, "spec_config"
-    parsed = method.config_class.parse(replaced_arguments(unread, method, config, arguments), field)
+    parsed = method.config_class.parse(_replaced_arguments(unread, method, config, arguments), field)
     if reserved is not None:
         parsed.check_within(reserved, field)
     return parsed

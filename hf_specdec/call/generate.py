@@ -11,6 +11,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.call.arguments import (
+    ASSISTED_ARGUMENTS,
+    STARTING,
     added_arguments,
     check_spelling,
     named_arguments,
@@ -18,7 +20,6 @@ from hf_specdec.call.arguments import (
     read_prompt_request,
     read_request,
 )
-from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS, STARTING
 from hf_specdec.call.custom_generate import CustomGenerate
 from hf_specdec.call.plain_kernels import plain_kernels
 from hf_specdec.call.plan import PLAIN_PLAN, drafting_of, plan_call, plan_request

@@ -12,6 +12,7 @@ from hf_specdec.api.many_prompts.prompt_inputs import INPUT_NAMES, check_names, 
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import (
+    ASSISTED_ARGUMENTS,
     AUTO,
     NONE,
     added_arguments,
@@ -19,7 +20,6 @@ from hf_specdec.call.arguments import (
     read_prompt_request,
     with_method,
 )
-from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS
 from hf_specdec.call.generate import digests, log_notes, prepared_request
 from hf_specdec.call.plan import drafting_of, plan_row
 from hf_specdec.call.request import Request

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.call.assistant_arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
+from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
 from hf_specdec.call.request import Request
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError

@@ -1,75 +1,31 @@
-"""transformers' arguments of assisted generation: those that a method takes over, the draft and its tokenizers."""
+"""Reads the draft model or head of a call, and the tokenizers of both models."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec import compat
-from hf_specdec.call.request import Request
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.common.translation import are_alike, check_tokenizers
-from hf_specdec.methods.registry import METHODS, as_head
-
-# These choose transformers' own speculation, or change its texts, a generation configuration's too.
-CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
-MODES = (*CHOICES, "assistant_ensemble_weight")
-TUNING = (  # do nothing by themselves, here neither where a generation configuration has them
-    "max_matching_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_lookbehind",
-    "target_lookbehind",
-)
-ASSISTED_ARGUMENTS = (*MODES, *TUNING)
-STARTING = ("prompt_lookup_num_tokens", "assistant_early_exit")  # would begin transformers' own speculation
-DRAFTS = ("assistant_model", "assistant_tokenizer")
+from hf_specdec.methods.registry import as_head
 
 
-def method_instead(arguments: Mapping[str, Any]) -> str | None:
-    """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
-    modes = [name for name in MODES if arguments.get(name) is not None]
-    takers = (m.name for name in modes for m in METHODS.values() if name in m.config_class.transformers_arguments)
-    return next(takers, None)
-
-
-def replaced_arguments(request: Request, method: Method, config: Any, arguments: dict[str, Any]) -> Any:
-    """The configuration of a method that transformers has too, by the settings there: adding `spec_method` is enough.
-
-    Args:
-        config: the configuration of this package that counts, if there is one; it goes before configured settings.
-        arguments: of `generate`; those that are taken over are removed.
-
-    Raises:
-        ConfigError: an argument comes with a configuration.
-    """
-    names = method.config_class.transformers_arguments
-    passed = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
-    if config is None:
-        return {name: value for name in names if (value := request.configured(name)) is not None} | passed or None
-    for name, value in passed.items():
-        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
-    return config
-
-
-def read_draft(arguments: dict[str, Any], method: Method, config: SpecConfig) -> tuple[Any, tuple[Any, Any] | None]:
+def read_draft(
+    arguments: dict[str, Any], method: Method, config: SpecConfig, assistant: Any
+) -> tuple[Any, tuple[Any, Any] | None]:
     """The draft model or head that the method drafts with, and the tokenizers of both models where they differ.
 
     Args:
-        arguments: of `generate`; those that the method takes are removed.
+        arguments: of `generate`; the tokenizer of the draft is removed.
+        assistant: the draft among them.
 
     Raises:
         ConfigError: the draft is of a kind that the method does not draft with, or a tokenizer is missing, or
             probabilities would be compared, which differ between vocabularies.
     """
-    if not (method.takes_draft_model or method.takes_draft_head):
-        return None, None
-    if (assistant := arguments.pop("assistant_model", None)) is None:
-        return None, None
     network = compat.generation_model(assistant)
     if (head := as_head(network)) is not None:
         _check_kind_of_head(method, config, head, assistant)
