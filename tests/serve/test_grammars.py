@@ -11,9 +11,8 @@ import pydantic
 import pytest
 
 import hf_specdec
-from hf_specdec.engine.sampling.grammar import COMPACT
-from hf_specdec.errors import ConfigError
-from hf_specdec.tools.serve.grammars import answer_grammar
+from hf_specdec.tools.serve.protocol import ChatRequest
+from hf_specdec.tools.serve.requests import RequestReader
 from tests.helpers.support import plain
 from tests.serve.conftest import NAME, connected
 from tests.serve.test_tools import TEMPLATE
@@ -37,60 +36,56 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "find", "parameters": PARAMETERS, "strict": True}},
     {"type": "function", "function": {"name": "stop", "parameters": {"additionalProperties": False}, "strict": True}},
 ]
-FIND = '<tool_call>\n{"name": "find", "arguments": {"name": "ab", "place": {"x": 3}}}\n</tool_call>'
-STOP = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+FIND = '{"name": "find", "arguments": {"name": "ab", "place": {"x": 3}}}'
+STOP = '{"name": "stop", "arguments": {}}'
 
 
-def marked(tokenizer: Any, marks: list[str], *, is_special: bool = False) -> Any:
-    """A tokenizer in which the marks are tokens."""
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens(marks, special_tokens=is_special)
-    return other
+def reader(target: Any, tokenizer: Any) -> RequestReader:
+    return RequestReader(target, tokenizer, NAME, "plain", None, max_new_tokens=9)
 
 
-def accepts(tokenizer: Any, text: str, **options: Any) -> bool:
-    row: Any = answer_grammar(tokenizer, [tokenizer.eos_token_id], **options).of_row(0)
+def accepts(target: Any, tokenizer: Any, text: str, **fields: Any) -> bool:
+    request = ChatRequest(model=NAME, messages=MESSAGES, **fields)
+    row = reader(target, tokenizer)._grammar(request)["logits_processor"][0].of_row(0)
     row.follow([0])
     return bool(row.descend([*tokenizer(text)["input_ids"], tokenizer.eos_token_id]))
 
 
-@pytest.mark.parametrize("marks", [[], MARKS], ids=["text", "tokens"])
-def test_required_calls_have_the_parameters_of_offered_tools(chat_tokenizer: Any, marks: list[str]) -> None:
-    tokenizer = marked(chat_tokenizer, marks)
-    for text in (FIND, STOP):
-        assert accepts(tokenizer, text, tools=TOOLS)
-    assert accepts(tokenizer, f"{FIND}\n{STOP}", tools=TOOLS, many=True)
-    assert not accepts(tokenizer, f"{FIND}\n{STOP}", tools=TOOLS)
-    assert not accepts(tokenizer, STOP, tools=TOOLS[:1]), "it is not offered"
-    assert not accepts(tokenizer, FIND.replace("3", "33"), tools=TOOLS), "9 is the largest"
-    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "x-guidance": COMPACT}
-    for text in (FIND, STOP, '{"x": 3}'):
-        assert accepts(tokenizer, text, tools=TOOLS, schema=schema)
-    for text in ("Hi", '{"x": "3"}', f"Hi {FIND}", f'{FIND}{{"x": 3}}'):
-        assert not accepts(tokenizer, text, tools=TOOLS, schema=schema)
+def test_a_required_call_has_the_parameters_of_an_offered_tool(target: Any, tool_tokenizer: Any) -> None:
+    one: Any = {"type": "function", "function": {"name": "find"}}
+    for text, tools, choice, is_right in (
+        (FIND, TOOLS, "required", True),
+        (STOP, TOOLS, "required", True),
+        (STOP, TOOLS[:1], "required", False),
+        (STOP, TOOLS, one, False),
+        (FIND.replace("3", "33"), TOOLS, "required", False),  # 9 is the largest
+        (FIND + FIND, TOOLS, "required", False),
+        ("Hi", TOOLS, "required", False),
+    ):
+        assert accepts(target, tool_tokenizer, text, tools=tools, tool_choice=choice) == is_right, text
 
 
 @pytest.mark.parametrize("is_special", [False, True])
-def test_text_may_come_before_strict_calls(chat_tokenizer: Any, is_special: bool) -> None:
-    tokenizer = marked(chat_tokenizer, MARKS, is_special=is_special)
-    options: dict[str, Any] = {"tools": TOOLS, "many": True, "after_text": True}
-    for text in ("", "Hi <b>\n", FIND, f"Hi {FIND}", f"<think>\nx\n</think>\n\n{FIND}\n{STOP}"):
-        assert accepts(tokenizer, text, **options), text
-    for text in (FIND.replace("3", "33"), f"Hi {FIND.replace('find', 'found')}", f"{FIND}Hi"):
-        assert not accepts(tokenizer, text, **options), text
-    with pytest.raises(ConfigError, match="must be unset where <tool_call> is no token"):
-        accepts(chat_tokenizer, "", **options)
+def test_text_may_come_before_strict_calls(target: Any, tool_tokenizer: Any, is_special: bool) -> None:
+    tokenizer = copy.deepcopy(tool_tokenizer)
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"], special_tokens=is_special)
+    find, stop = (f"<tool_call>\n{call}\n</tool_call>" for call in (FIND, STOP))
+    for text in ("", "Hi <b>\n", find, f"Hi {find}", f"<think>\nx\n</think>\n\n{find}\n{stop}"):
+        assert accepts(target, tokenizer, text, tools=TOOLS), text
+    for text in (find.replace("3", "33"), f"Hi {find.replace('find', 'found')}", f"{find}Hi"):
+        assert not accepts(target, tokenizer, text, tools=TOOLS), text
 
 
-@pytest.mark.parametrize("marks", [[], MARKS], ids=["text", "tokens"])
-def test_a_grammar_begins_after_the_reasoning(chat_tokenizer: Any, marks: list[str]) -> None:
-    tokenizer = marked(chat_tokenizer, marks)
-    schema = {"type": "object", "properties": {}, "x-guidance": COMPACT}
-    for text in ("</think>{}", "so <b>\nit is\n</think>\n\n{}", '{"x": 3}</think> {}'):
-        assert accepts(tokenizer, text, schema=schema, after_reasoning=True), text
-    for text in ("{}", "so</think>", "so</think>\n\nYes", "so</think>{}</think>{}"):
-        assert not accepts(tokenizer, text, schema=schema, after_reasoning=True), text
+def test_reasoning_that_the_template_opens_ends_before_a_grammar(target: Any, tool_tokenizer: Any) -> None:
+    options: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    for fields, ending in (
+        ({}, "<think>\n"),
+        ({"response_format": {"type": "json_object"}}, "<think>\n\n</think>\n\n"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "<think>\n\n</think>\n\n<tool_call>\n"),
+    ):
+        request = ChatRequest(model=NAME, messages=MESSAGES, **options, **fields)
+        ids = reader(target, tool_tokenizer).read(request)["input_ids"][0]
+        assert tool_tokenizer.decode(ids).endswith(f"# assistant:{ending}")
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +106,12 @@ def test_a_required_call_is_plain_generation_s_under_its_grammar(
     caller: openai.OpenAI, target: Any, tool_tokenizer: Any, choice: Any
 ) -> None:
     options: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "tools": TOOLS[:1], "tool_choice": choice}
-    options |= {"temperature": 0, "parallel_tool_calls": False}
-    chat = tool_tokenizer.apply_chat_template(MESSAGES, tools=TOOLS[:1], return_dict=True, return_tensors="pt")
-    length = chat["input_ids"].shape[1]
-    processor = answer_grammar(tool_tokenizer, [tool_tokenizer.eos_token_id], tools=TOOLS[:1])
-    kwargs: dict[str, Any] = {"max_new_tokens": 120, "do_sample": False, "logits_processor": [processor]}
-    alone = plain(target, chat["input_ids"], **kwargs)
+    options["temperature"] = 0
+    request = ChatRequest(model=NAME, messages=MESSAGES, tools=TOOLS[:1], tool_choice=choice)
+    inputs = reader(target, tool_tokenizer).read(request)
+    length = inputs["input_ids"].shape[1]
+    kwargs: dict[str, Any] = {"max_new_tokens": 120, "do_sample": False}
+    alone = plain(target, inputs["input_ids"], logits_processor=inputs["logits_processor"], **kwargs)
     answer = caller.chat.completions.create(**options, logprobs=True)
     text = "".join(entry.token for entry in answer.choices[0].logprobs.content)  # type: ignore[union-attr]
     assert text == tool_tokenizer.decode(alone[0, length:], skip_special_tokens=True)

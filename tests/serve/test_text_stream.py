@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.tools.serve.text_stream import TextStream
+from hf_specdec.tools.serve.answer import TextStream
 
 TEXT = "def größe(x):\n    return '→ ☂ 漢字' + x  # naïve\n\n\nclass A:\n    pass\n"
 

@@ -186,7 +186,7 @@ def called(arguments: str) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice must be one of tools"),
         (
             {"tools": [{**TOOLS[0], "function": {"name": "f", "strict": True}}]},
-            "`tools` must be unset where <tool_call>",
+            "`tools` must not be strict where <tool_call>",
         ),
     ],
 )
@@ -197,7 +197,7 @@ def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[
 
 @pytest.mark.parametrize(
     ("template", "text"),
-    [("{{ messages }}", "the chat template takes none"), ("{{ tools }}", "its chat template no <tool_call>")],
+    [("{{ messages }}", "the chat template takes none"), ("{{ tools }}", "or shows no <tool_call>")],
 )
 def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))

@@ -1,9 +1,9 @@
-"""A request in the shared batch, whose tokens become text, reasoning and calls. Knows nothing of HTTP."""
+"""From the tokens of a request in the shared batch to text, reasoning and calls. Knows nothing of HTTP."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,42 +11,34 @@ import torch
 
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
-from hf_specdec.tools.serve.calls import ChatParser
-from hf_specdec.tools.serve.protocol import ChatRequest, SamplingRequest
+from hf_specdec.tools.serve.calls import CALL, END_OF_CALL, ChatParser
+from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest
 from hf_specdec.tools.serve.requests import RequestReader
-from hf_specdec.tools.serve.text_stream import INCOMPLETE, TextStream
 
 Delta = dict[str, Any]  # of OpenAI's API, with its log-probabilities under "logprobs"
+INCOMPLETE = "\ufffd"  # what a tokenizer makes of the first bytes of a character
 
 
 class Answer:
-    """What a model answers, as it is decided; the stopping criterion of its own text.
-
-    Args:
-        batch: decodes it.
-        inputs: of `generate`, for one sequence.
+    """What a model answers, as it is decided; the stopping criterion of its text.
 
     Attributes:
-        prompt_tokens (`int`): tokens of its prompt.
-        message (`dict`): what it holds so far, as a delta.
+        message (`dict`): all that is certain so far, as a delta.
         finish_reason (`str`): reason of its end, once it has ended.
-        first_token_time (`float`): time of its first token.
-
-    Raises:
-        QueueFullError: as many texts wait as may.
     """
 
     row_safe = True
 
-    def __init__(
-        self, batch: SharedBatch, reader: RequestReader, body: SamplingRequest, inputs: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, batch: SharedBatch, reader: RequestReader, body: AnyRequest, inputs: dict[str, Any]) -> None:
         ids, chat = inputs["input_ids"][0].tolist(), body if isinstance(body, ChatRequest) else None
         self._tokenizer, self._ends, form = reader.tokenizer, reader.end_tokens, reader.chat_format
         self._parser = ChatParser() if chat is None else form.parser(ids, chat.offered_tools)
         self._text = TextStream(reader.tokenizer, body.stop, form.skipped(self._parser.fields) | self._ends)
+        self._is_forced = chat is not None and bool(chat.forced_tools)
+        self._parser.push(f"{CALL}\n" if self._is_forced else "")  # the prompt ends with it
         self._is_single = chat is not None and not chat.parallel_tool_calls
-        self._scores = TokenScores(reader.tokenizer, chat.top_logprobs or 0) if chat and chat.logprobs else None
+        has_scores = chat is not None and (chat.logprobs or chat.top_logprobs is not None)
+        self._scores = TokenScores(reader.tokenizer, chat.top_logprobs or 0) if chat and has_scores else None
         self.message: Delta = {"content": ""}
         self.finish_reason, self.first_token_time, self.prompt_tokens = "", 0.0, len(ids)
         self._max_length, self._num_seen, self._has_ended = len(ids) + inputs["max_new_tokens"], len(ids), False
@@ -76,11 +68,7 @@ class Answer:
 
     @property
     def result(self) -> ManyResult:
-        """Its result, once it has ended.
-
-        Raises:
-            Exception: what is wrong with this request, or with the batch.
-        """
+        """Its result, once it has ended; raises what is wrong with this request, or with the batch."""
         result = self._future.result()
         if result.error is not None:
             raise result.error
@@ -97,7 +85,8 @@ class Answer:
             yield delta
         last_token = self.result.token_ids[-1]
         is_cut = self._num_seen >= self._max_length and last_token not in self._ends and not self._text.has_stopped
-        yield self._added(self._parser.push(self._text.push((), is_end=True), is_end=True, is_cut=is_cut))
+        text = self._text.push((), is_end=True) + (END_OF_CALL if self._is_forced and not is_cut else "")
+        yield self._added(self._parser.push(text, is_end=True, is_cut=is_cut))
         self.finish_reason = "length" if is_cut else "tool_calls" if self._parser.num_calls else "stop"
 
     def _send(self, delta: Delta | None) -> None:
@@ -116,11 +105,7 @@ class Answer:
 
 
 class TokenScores:
-    """A logits processor that keeps log-probabilities until a token is chosen; it changes nothing.
-
-    Args:
-        num_top (`int`): most likely tokens to describe beside each token.
-    """
+    """A logits processor that keeps log-probabilities until a token is chosen; it changes nothing."""
 
     row_safe = True
 
@@ -136,12 +121,48 @@ class TokenScores:
     def take(self, place: int, token: int) -> dict[str, Any]:
         """Describe the token that was chosen after `place` tokens as OpenAI's API does."""
         row = self._rows.pop(place)
-        return {
-            **self._entry(row, token),
-            "top_logprobs": [self._entry(row, top) for top in row.topk(self._num_top)[1]],
-        }
+        top = row.topk(self._num_top)[1]
+        return {**self._entry(row, token), "top_logprobs": [self._entry(row, token) for token in top]}
 
     def _entry(self, row: torch.Tensor, token: Any) -> dict[str, Any]:
         """A token with its bytes, which are unknown where it is a part of a character."""
         text = str(self._tokenizer.decode([int(token)]))
         return {"token": text, "logprob": float(row[token]), "bytes": None if INCOMPLETE in text else [*text.encode()]}
+
+
+class TextStream:
+    """The text of one answer, up to its first stop string and without the tokens that are skipped."""
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), skipped: Collection[int] = ()) -> None:
+        self._tokenizer, self._stop, self._skipped = tokenizer, [text for text in stop if text], skipped
+        self._token_ids: list[int] = []
+        self._context = self._decoded = 0  # tokens before those that the last piece was decoded after, and before it
+        self._held = ""
+        self.has_stopped = False
+
+    def push(self, token_ids: Sequence[int], *, is_end: bool = False) -> str:
+        """Take new tokens, the last of them at the end; return the text that is certain now."""
+        self._token_ids.extend(token for token in token_ids if token not in self._skipped)
+        if self.has_stopped:
+            return ""
+        self._held += self._new_text(is_end)
+        places = [place for place in (self._held.find(stop) for stop in self._stop) if place >= 0]
+        self.has_stopped = bool(places)
+        overlaps = [0] if is_end else [_overlap(self._held, stop) for stop in self._stop]
+        cut = min(places, default=len(self._held) - max(overlaps, default=0))
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+    def _new_text(self, is_end: bool) -> str:
+        """Decode with the tokens before, on which spaces and joined bytes depend."""
+        before = str(self._tokenizer.decode(self._token_ids[self._context : self._decoded]))
+        text = str(self._tokenizer.decode(self._token_ids[self._context :]))
+        if not is_end and (len(text) <= len(before) or text.endswith(INCOMPLETE)):
+            return ""
+        self._context, self._decoded = self._decoded, len(self._token_ids)
+        return text[len(before) :]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of a text that a stop string may begin with."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

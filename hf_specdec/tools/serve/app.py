@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import generate_latest
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException as RouteError
@@ -21,7 +22,7 @@ from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.errors import QueueFullError, SpecError, shown
 from hf_specdec.tools.serve.answer import Answer, Delta
 from hf_specdec.tools.serve.metrics import Metrics
-from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, SamplingRequest
+from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest, CompletionRequest
 from hf_specdec.tools.serve.reply import Reply
 from hf_specdec.tools.serve.requests import RequestReader
 from hf_specdec.tools.serve.responses import ResponsesReply, ResponsesRequest
@@ -29,15 +30,12 @@ from hf_specdec.tools.serve.responses import ResponsesReply, ResponsesRequest
 READING = ["GET", "HEAD"]  # load balancers ask for the health by HEAD
 CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded", 500: "server_error"}
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+STATUSES = ((QueueFullError, 429), (ClientDisconnect, 499), (CancelledError, 499), (ValueError, 400))
 logger = logging.getLogger("hf_specdec")
 
 
 def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[str] = ()) -> FastAPI:
-    """Build the application for an ASGI server, which closes the batch at its end.
-
-    Args:
-        api_keys (`Sequence[str]`, *optional*): of which a request must carry one as its bearer token.
-    """
+    """Build the application for an ASGI server; a request carries one of the keys, and the batch closes at its end."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -71,7 +69,7 @@ def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[s
 
     @routes.api_route("/metrics", methods=READING)
     async def all_metrics() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @routes.api_route("/v1/models", methods=READING)
     async def models() -> dict[str, Any]:
@@ -104,23 +102,20 @@ class _Server:
 
     def __init__(self, batch: SharedBatch, reader: RequestReader, metrics: Metrics) -> None:
         self.batch, self.reader, self.metrics = batch, reader, metrics
-        self._watchers = set[asyncio.Task[None]]()
 
     def check_name(self, name: str) -> None:
         """Raise HTTPException unless it is the model's."""
         if name != self.reader.name:
             raise HTTPException(404, f"the model {name!r} does not exist; there is {self.reader.name!r}")
 
-    async def respond(self, request: Request, body: SamplingRequest, make_reply: Callable[..., Reply]) -> Response:
+    async def respond(self, request: Request, body: AnyRequest, make_reply: Callable[..., Reply]) -> Response:
         """Answer a request, streamed or whole; one whose client disconnects leaves the batch."""
         started = time.perf_counter()
         self.check_name(body.model)
         inputs = await asyncio.to_thread(self.reader.read, body, request.state.api_key)
         answer = Answer(self.batch, self.reader, body, inputs)
         self.metrics.add("prompt_tokens", answer.prompt_tokens)
-        watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
-        self._watchers.add(watcher)  # the loop refers to tasks weakly
-        watcher.add_done_callback(self._watchers.discard)
+        request.state.watcher = asyncio.create_task(_cancel_on_disconnect(request, answer))
         reply, deltas = make_reply(body, answer), self._deltas(answer, started)
         if body.stream:
             return StreamingResponse(_events(reply, deltas), media_type="text/event-stream")
@@ -158,28 +153,23 @@ async def _events(reply: Reply, deltas: AsyncIterator[Delta]) -> AsyncIterator[s
 def _described(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status of an error, and the error as OpenAI's API writes it."""
     message, param = " ".join(str(error).split()), getattr(error, "field", None)
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
     if isinstance(error, RouteError):
         status, message = error.status_code, error.detail
-    elif isinstance(error, QueueFullError):
-        status = 429
-    elif isinstance(error, ClientDisconnect | CancelledError):
-        status = 499
     elif isinstance(error, ValidationError):
-        status, (param, message) = 400, _first_error(error)
-    elif isinstance(error, ValueError) or type(error) is SpecError:  # SpecError: of a grammar that allows no token more
+        param, message = _first_error(error)
+    elif type(error) is SpecError:  # of a grammar that allows no token more
         status = 400
-    else:
-        status, message = 500, f"{type(error).__name__} in the server"
+    elif status == 500:
+        message = f"{type(error).__name__} in the server"
     code, kind = CODES.get(status, "invalid_value"), KINDS.get(status, "invalid_request_error")
     return status, {"message": message, "type": kind, "param": param, "code": code}
 
 
 def _first_error(error: ValidationError) -> tuple[str | None, str]:
-    """Return the first field that is wrong, and a message that names it."""
+    """Return a field that is wrong, and a message that names it."""
     errors = error.errors(include_url=False, include_context=False)
-    place = errors[0]["loc"][:-1]
-    inside = [other for other in errors if other["loc"][: len(place)] == place]
-    first = max(inside, key=lambda other: len(other["loc"]))  # of a union's types the one that was read furthest
+    first = max(errors, key=lambda other: len(other["loc"]))  # of a union's types the one that was read furthest
     parts = [str(part) for part in first["loc"]]
     field = ".".join(part for part in parts if part != "str" and "[" not in part)  # of a union pydantic names the type
     message = first["msg"].removeprefix("Value error, ")

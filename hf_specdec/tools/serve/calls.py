@@ -4,9 +4,8 @@ import json
 import re
 import string
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from transformers.cli.serving.utils import get_response_template
@@ -29,25 +28,18 @@ HERMES = {
         "content": {},
     },
 }
-STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.|\\\Z)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
-# Characters of markers, and what stands for them in strings of JSON: code points that no text uses.
-HIDDEN = {ord(char): 0x10F000 + ord(char) for char in set(string.punctuation) - set('"\\_-.')}
-SHOWN = {hidden: char for char, hidden in HIDDEN.items()}
+STRING = r'(?s:"(?:[^"\\]|\\.|\\\Z)*+(?:"|\Z))'
+ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in set(string.punctuation) - set('"\\/')}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Markers that a model writes around its reasoning and tool calls.
-
-    Attributes:
-        fields (`dict`): those of `template`, a response template of transformers.
-        special (`dict[int, str]`): special tokens and their texts.
-    """
+    """Markers that a model writes around its reasoning and tool calls: fields of a template of transformers."""
 
     tokenizer: Any
     template: dict[str, Any]
     fields: dict[str, dict[str, Any]]
-    special: dict[int, str]
+    special: dict[int, str]  # tokens and their texts
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> "ChatFormat":
@@ -70,16 +62,20 @@ class ChatFormat:
         field = self.fields.get("tool_calls", {})
         return field.get("content") == "json" and field.get("close") == END_OF_CALL
 
-    def opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the beginning of the reasoning."""
-        return "reasoning_content" in self.fields and self.tokenizer.decode(prompt_ids).rstrip().endswith(THINK)
+    def end_of_reasoning(self, prompt: str) -> str:
+        """Return what ends the reasoning that a prompt opens."""
+        is_open = "reasoning_content" in self.fields and prompt.rstrip().endswith(THINK)
+        return f"\n{END_OF_THINK}\n\n" if is_open else ""
 
     def parser(self, prompt_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> "ChatParser":
         """Make a parser for the answer to a prompt. Without tools, as chat templates take them, calls are text."""
         fields = {name: field for name, field in self.fields.items() if tools or name not in self.call_fields}
         if fields.keys() <= {"content"}:
             return ChatParser()
-        template, prompt = {**self.template, "fields": fields}, self.tokenizer.decode(prompt_ids)
+        template, prompt = (
+            {**self.template, "fields": fields},
+            self.tokenizer.decode(prompt_ids).removesuffix(f"{CALL}\n"),
+        )
         return ChatParser(self.tokenizer.get_response_parser(template, prefix=prompt, tools=list(tools)), fields)
 
     def skipped(self, fields: dict[str, Any]) -> frozenset[int]:
@@ -91,12 +87,7 @@ class ChatFormat:
 class ChatParser:
     """Splits one answer into text, reasoning and tool calls, as OpenAI's deltas. What is no call is text.
 
-    Args:
-        parser: of transformers; by default all is text.
-        fields: of its response template.
-
-    Attributes:
-        num_calls (`int`): calls so far.
+    Without a parser of transformers, made for the fields of a response template, all is text.
     """
 
     def __init__(self, parser: Any = None, fields: dict[str, Any] | None = None) -> None:
@@ -111,47 +102,41 @@ class ChatParser:
         self.num_calls = 0
 
     def push(self, text: str, *, is_end: bool = False, is_cut: bool = False) -> dict[str, Any]:
-        """Take text, the last of it at the end; return the delta that is certain now.
-
-        Args:
-            is_cut (`bool`, *optional*, defaults to `False`): whether the model would have written more.
-        """
+        """Take text; return the delta that is certain now. A text that is cut would have gone on after its end."""
         delta: dict[str, Any] = {}
         self._text += text
         while self._parser is not None and (piece := self._next_piece(is_end)):
-            self._take(delta, partial(self._parser.feed, piece))
+            self._take(delta, piece)
             if piece in "{[" and self._field in self._json_fields:  # which completed a marker
                 self._opening = piece
         if is_end and self._parser is not None:
-            self._take(delta, lambda: self._parser.finalize()[1], is_cut=is_cut)
+            self._take(delta, is_cut=is_cut)
         if self._parser is None:
             _add(delta, "content", self._text)
             self._text = ""
         return delta
 
     def _next_piece(self, is_end: bool) -> str:
-        """Cut off what is fed next: whole JSON of a call, markers in its strings hidden, or text up to a bracket."""
+        """Cut off what is fed next: whole JSON of a call without markers in its strings, or text up to a bracket."""
         text = self._opening + self._text
         if self._field in self._json_fields and text.startswith(("{", "[")):
             if not (size := _json_size(text)) and not is_end:
                 return ""
             size = size or len(text)
-            piece = STRING_OR_BRACKET.sub(_without_markers, text[:size])[len(self._opening) :]
-            self._opening = ""
+            whole = re.sub(STRING, lambda match: match[0].translate(ESCAPED), text[:size])
+            piece, self._opening = whole[len(self._opening) :], ""
         else:
             size = next((place for place, char in enumerate(text) if char in "{["), len(text)) or 1
             piece = text[:size]
         self._text = text[size:]
         return piece
 
-    def _take(self, delta: dict[str, Any], read: Callable[[], Any], *, is_cut: bool = False) -> None:
-        """Add the events that the parser reads to a delta."""
+    def _take(self, delta: dict[str, Any], piece: str = "", *, is_cut: bool = False) -> None:
+        """Add what the parser reads in a piece, or at the end, to a delta."""
         try:
-            events = read()
+            events = self._parser.feed(piece) if piece else self._parser.finalize()[1]
         except (ValueError, KeyError):  # of a template whose calls have to be well-formed
-            self._parser = None
-            _add(delta, "content", "" if is_cut else self._body.translate(SHOWN))
-            return
+            self._parser, events = None, [{"type": "region_close", "field": self._field, "value": None}]
         for event in events:
             field, kind = event["field"], event["type"]
             is_text = field == "content" or field in REASONING_FIELDS
@@ -172,7 +157,7 @@ class ChatParser:
         """Add the calls of a region, or its text where it holds none."""
         calls = None if is_cut and field not in self._json_fields else _calls(value)
         if calls is None:
-            _add(delta, "content", "" if is_cut else self._body.translate(SHOWN))
+            _add(delta, "content", "" if is_cut else self._body)
         for name, arguments in calls or ():
             head = {"index": self.num_calls, "id": uuid.uuid4().hex[:9], "type": "function"}
             delta.setdefault("tool_calls", []).append({**head, "function": {"name": name, "arguments": arguments}})
@@ -187,16 +172,11 @@ def _add(delta: dict[str, Any], name: str, text: str) -> None:
 def _json_size(text: str) -> int | None:
     """Return the length of the JSON that a text begins with; `None` where it goes on."""
     depth = 0
-    for match in STRING_OR_BRACKET.finditer(text):
+    for match in re.finditer(rf"{STRING}|[\[\]{{}}]", text):
         depth += (match[0] in ("{", "[")) - (match[0] in ("}", "]"))
         if not depth:
             return match.end()
     return None
-
-
-def _without_markers(match: re.Match[str]) -> str:
-    """Hide the characters of markers in a string; brackets stay."""
-    return match[0] if len(match[0]) == 1 else match[0].translate(HIDDEN)
 
 
 def _calls(value: Any) -> list[tuple[str, str]] | None:
@@ -207,5 +187,5 @@ def _calls(value: Any) -> list[tuple[str, str]] | None:
         name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        calls.append((name.translate(SHOWN), json.dumps(arguments, ensure_ascii=False).translate(SHOWN)))
+        calls.append((name, json.dumps(arguments, ensure_ascii=False)))
     return calls

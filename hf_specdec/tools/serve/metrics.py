@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
@@ -27,15 +27,10 @@ HISTOGRAMS = {
 
 
 class Metrics:
-    """Counters and times of a server since it started.
-
-    Args:
-        model (`str`): its name, which labels each value.
-        batch: has the texts that run and wait.
-    """
+    """Counters and times since the server started; the model's name labels each value."""
 
     def __init__(self, model: str, batch: SharedBatch) -> None:
-        self._model, self._registry = model, CollectorRegistry()
+        self._model, self.registry = model, CollectorRegistry()
         self._metrics: dict[str, Any] = {}
         for name, (labels, text) in COUNTERS.items():
             self._metrics[name] = self._made(Counter, name, text, labels)
@@ -45,11 +40,7 @@ class Metrics:
             self._made(Gauge, f"num_requests_{name}", f"Texts {name}.").labels(model).set_function(value)
 
     def _made(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **options: Any) -> Any:
-        return kind(f"hf_specdec:{name}", text, ("model_name", *labels), registry=self._registry, **options)
-
-    def text(self) -> bytes:
-        """Return all values in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return kind(f"hf_specdec:{name}", text, ("model_name", *labels), registry=self.registry, **options)
 
     def add(self, name: str, value: int = 1, *labels: object) -> None:
         """Add to a counter."""

@@ -1,23 +1,11 @@
-"""The fields of requests as OpenAI's clients send them, checked. Any other field is refused by its name, unless null.
-
-The openai package types requests as all that OpenAI serves, so these models hold what is obeyed here.
-"""
+"""The fields of requests that are obeyed, checked. Any other field is refused by its name, unless it is null."""
 
 from typing import Annotated, Any, Literal, Self
 
+import pydantic
 from openai.types.chat import ChatCompletionFunctionTool, ChatCompletionNamedToolChoiceParam
 from openai.types.shared import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Json,
-    StrictInt,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, Json, StrictInt
 
 from hf_specdec.engine.sampling.grammar import COMPACT
 from hf_specdec.methods.common.config import LEAST_TEMPERATURE
@@ -33,17 +21,11 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
         """Leave out fields that clients set to `null`."""
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
-
-
-class StreamOptions(Body):
-    """Options of a stream."""
-
-    include_usage: bool = False
 
 
 class TextPart(BaseModel):
@@ -82,7 +64,7 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _has_content(self) -> Self:
         if "content" not in self.model_fields_set and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content must be set, unless an assistant calls tools")
@@ -99,17 +81,11 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _not_tiny(temperature: float) -> float:
-    if 0 < temperature < LEAST_TEMPERATURE:
-        raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:f}")
-    return temperature
-
-
 class SamplingRequest(Body):
     """Fields of all requests. `user` and what follows it is taken and not kept."""
 
     model: str
-    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)] | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -118,7 +94,9 @@ class SamplingRequest(Body):
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     max_tokens: int | None = Field(None, ge=1, validation_alias=MAX_TOKENS)
     stop: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=16), BeforeValidator(_as_list)] = []
+    n: Literal[1] = 1
     stream: bool = False
+    stream_options: dict[Literal["include_usage"], bool] = {}
     spec_method: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -128,24 +106,17 @@ class SamplingRequest(Body):
 
     def sampling(self) -> dict[str, Any]:
         """Return arguments of `generate`. Temperature 0 is greedy; `None` leaves it to the model's configuration."""
-        filters = () if self.temperature == 0 else ("temperature", "top_p", "top_k", "min_p")
-        names = {"repetition_penalty", "seed", *filters}
-        kwargs = self.model_dump(include=names, exclude_none=True)
-        if self.temperature is not None:
-            kwargs["do_sample"] = self.temperature > 0
+        samples = None if self.temperature is None else self.temperature >= LEAST_TEMPERATURE
+        filters = () if samples is False else ("temperature", "top_p", "top_k", "min_p")
+        kwargs = self.model_dump(include={"repetition_penalty", "seed", *filters}, exclude_none=True)
+        if samples is not None:
+            kwargs["do_sample"] = samples
         if self.logit_bias:
             kwargs["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
         return kwargs
 
 
-class CompletionBody(SamplingRequest):
-    """Fields of both kinds of completions."""
-
-    n: Literal[1] = 1
-    stream_options: StreamOptions = StreamOptions()
-
-
-class ChatRequest(CompletionBody):
+class ChatRequest(SamplingRequest):
     """The body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
@@ -157,15 +128,15 @@ class ChatRequest(CompletionBody):
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs must come with logprobs")
         form = self.response_format
         if isinstance(form, ResponseFormatJSONSchema) and form.json_schema.schema_ is None:
             raise ValueError("response_format.json_schema must hold a schema")
         if self.tool_choice not in ("none", "auto") and not self.forced_tools:
             raise ValueError("tool_choice must be one of tools")
+        if self.offered_tools and self.grammar_schema is not None:
+            raise ValueError("response_format must be text where tools are offered; tool_choice may be 'none'")
         return self
 
     @property
@@ -202,9 +173,12 @@ def _only_prompt(prompt: Any) -> Any:
     return prompt[0]
 
 
-class CompletionRequest(CompletionBody):
+class CompletionRequest(SamplingRequest):
     """The body of `/v1/completions`: a prompt, as text or token ids."""
 
     prompt: Annotated[str | list[StrictInt], BeforeValidator(_only_prompt)]
     echo: Literal[False] = False
     best_of: Literal[1] = 1
+
+
+AnyRequest = ChatRequest | CompletionRequest

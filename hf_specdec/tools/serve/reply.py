@@ -7,21 +7,19 @@ from typing import Any
 from pydantic_core import to_json
 
 from hf_specdec.tools.serve.answer import Answer, Delta
-from hf_specdec.tools.serve.protocol import ChatRequest, CompletionBody
+from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest
+
+CHAT = ("chatcmpl", "chat.completion", "chat.completion.chunk")  # start of ids, names of the whole and of a piece
+TEXT = ("cmpl", "text_completion", "text_completion")
 
 
 class Reply:
-    """The answer to a completion of a chat or a text, in OpenAI's form.
+    """The answer to a completion of a chat or a text, in OpenAI's form."""
 
-    Args:
-        body: the request.
-    """
-
-    def __init__(self, body: CompletionBody, answer: Answer) -> None:
+    def __init__(self, body: AnyRequest, answer: Answer) -> None:
         self.answer, self._is_chat = answer, isinstance(body, ChatRequest)
-        self._includes_usage = body.stream_options.include_usage
-        self._has_logprobs = isinstance(body, ChatRequest) and body.logprobs
-        prefix = "chatcmpl" if self._is_chat else "cmpl"
+        self._includes_usage = body.stream_options.get("include_usage", False)
+        prefix, *self._kinds = CHAT if self._is_chat else TEXT
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
 
     def whole(self) -> dict[str, Any]:
@@ -30,7 +28,7 @@ class Reply:
         if "tool_calls" in message:
             message["content"] = message["content"] or None
         choice = self._choice("message", message, self.answer.finish_reason)
-        return self._document("chat.completion", choices=[choice], usage=self.usage())
+        return {**self._head, "object": self._kinds[0], "choices": [choice], "usage": self.usage()}
 
     def first_events(self) -> str:
         """Return the events that open the answer."""
@@ -69,14 +67,11 @@ class Reply:
     def _choice(self, name: str, delta: Delta, finish_reason: str | None) -> dict[str, Any]:
         content = {key: value for key, value in delta.items() if key != "logprobs"}
         fields = {name: content} if self._is_chat else {"text": delta.get("content", "")}
-        logprobs = {"content": delta.get("logprobs", []), "refusal": None} if self._has_logprobs else None
+        logprobs = {"content": delta["logprobs"], "refusal": None} if "logprobs" in delta else None
         return {"index": 0, **fields, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _chunk(self, **fields: Any) -> str:
-        return sent_event(self._document("chat.completion.chunk", **fields))
-
-    def _document(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {**self._head, "object": kind if self._is_chat else "text_completion", **fields}
+        return sent_event({**self._head, "object": self._kinds[1], **fields})
 
 
 def sent_event(document: dict[str, Any], name: str = "") -> str:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.call.arguments import NONE
+from hf_specdec.engine.sampling.grammar import COMPACT, grammar
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import resolve
-from hf_specdec.tools.serve.calls import CALL, ChatFormat
-from hf_specdec.tools.serve.grammars import answer_grammar
-from hf_specdec.tools.serve.protocol import ChatRequest, CompletionRequest, SamplingRequest
+from hf_specdec.tools.serve.calls import CALL, END_OF_CALL, END_OF_THINK, THINK, ChatFormat
+from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,19 @@ class RequestReader:
     def __post_init__(self) -> None:
         object.__setattr__(self, "chat_format", ChatFormat.of(self.tokenizer, self.model))
 
-    def read(self, request: SamplingRequest, api_key: str | None = None) -> dict[str, Any]:
-        """Return arguments of `generate` for one sequence, `(1, length)` ids among them.
-
-        Raises:
-            ConfigError: an unknown method, or a field that the model cannot obey.
-        """
+    def read(self, request: AnyRequest, api_key: str | None = None) -> dict[str, Any]:
+        """Return arguments of `generate` for one sequence; raises ConfigError where the model cannot obey a field."""
         ids = self._token_ids(request)
         self._check_tokens("prompt", ids)
         self._check_tokens("logit_bias", request.logit_bias)
-        grammar = self._grammar(request, ids) if isinstance(request, ChatRequest) else {}
+        processors = self._grammar(request) if isinstance(request, ChatRequest) else {}
         return {
             "input_ids": torch.tensor([ids]),
             "attention_mask": torch.ones(1, len(ids)).long(),
             "max_new_tokens": self._limit(request.max_tokens, len(ids)),
             "cache_salt": None if self.shares_texts else api_key,
             **request.sampling(),
-            **grammar,
+            **processors,
             **self._method(request.spec_method),
         }
 
@@ -78,13 +75,11 @@ class RequestReader:
             rule = f"must hold token ids from 0 to {vocab_size - 1}"
             raise ConfigError(field, rule, max(ids, key=abs), "Use the ids of the model's tokenizer.")
 
-    def _token_ids(self, request: SamplingRequest) -> list[int]:
+    def _token_ids(self, request: AnyRequest) -> list[int]:
         if isinstance(request, ChatRequest):
             ids = self.tokenizer(self._chat_text(request), add_special_tokens=False)["input_ids"]
         else:
-            assert isinstance(request, CompletionRequest)
-            prompt = request.prompt
-            ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+            ids = self.tokenizer(request.prompt)["input_ids"] if isinstance(request.prompt, str) else request.prompt
         if not ids:
             raise ConfigError("prompt", "must hold at least one token", "", "Write something.")
         return list(ids)
@@ -97,14 +92,15 @@ class RequestReader:
         if taken := sorted(options.keys() & inspect.signature(self.tokenizer.apply_chat_template).parameters.keys()):
             raise ConfigError("chat_template_kwargs", "must be variables of the template", taken[0], "Leave it out.")
         if tools:
-            names, remedy = [tool["function"]["name"] for tool in tools], "Leave them out."
-            if "tools" not in self.tokenizer.get_chat_template(tools=tools):
-                raise ConfigError("tools", "must be unset: the chat template takes none", names, remedy)
-            if not self.chat_format.call_fields:
-                rule = f"must be unset: the tokenizer has no response_template, and its chat template no {CALL}"
-                raise ConfigError("tools", rule, names, remedy)
+            template = self.tokenizer.get_chat_template(tools=tools)
+            if "tools" not in template or not self.chat_format.call_fields:
+                rule = f"must be unset: the chat template takes none, or shows no {CALL} and no response_template does"
+                raise ConfigError("tools", rule, [tool["function"]["name"] for tool in tools], "Leave them out.")
             options = {"tools": tools, **options}
-        return chat_text(self.tokenizer, [message.for_template() for message in request.messages], **options)
+        text = chat_text(self.tokenizer, [message.for_template() for message in request.messages], **options)
+        if request.grammar_schema is not None or request.forced_tools:
+            text += self.chat_format.end_of_reasoning(text)
+        return f"{text}{CALL}\n" if request.forced_tools else text
 
     def _limit(self, max_tokens: int | None, length: int) -> int:
         """Return the most new tokens, for which the model has positions."""
@@ -115,31 +111,35 @@ class RequestReader:
             raise ConfigError("prompt", rule, length, "Shorten it, or lower max_tokens.")
         return max_tokens or min(self.max_new_tokens, room)
 
-    def _grammar(self, request: ChatRequest, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Return the logits processor of a request's grammar, if it has any."""
-        forced, schema = request.forced_tools, None if request.forced_tools else request.grammar_schema
-        is_strict = any(tool["function"].get("strict") for tool in request.offered_tools)
-        tools = forced or (request.offered_tools if is_strict or schema is not None else [])
-        if not tools and schema is None:
+    def _grammar(self, request: ChatRequest) -> dict[str, Any]:
+        """Return the logits processor of an answer in JSON, of a call that is required, or of calls of strict tools."""
+        forced, tools, schema = request.forced_tools, request.offered_tools, request.grammar_schema
+        if schema is None and not forced and not any(tool["function"].get("strict") for tool in tools):
             return {}
-        field = "tool_choice" if forced else "tools" if schema is None else "response_format"
-        if tools and not self.chat_format.is_hermes:
-            rule = f"must not require calls, be strict or come with a response_format: the model's are not in {CALL}"
-            remedy = "Set tool_choice to 'auto' or 'none', and strict to false."
-            raise ConfigError(field, rule, request.tool_choice, remedy)
+        field = "response_format" if schema else "tool_choice" if forced else "tools"
+        if schema is None and not self.chat_format.is_hermes:
+            rule = f"must not require calls, nor be strict: the model's calls are not in {CALL}"
+            raise ConfigError(field, rule, request.tool_choice, "Set tool_choice to 'auto', and strict to false.")
+        calls = " | ".join(_call(tool["function"]) for tool in forced or tools)
+        lark = f"start: %json {json.dumps(schema)}" if schema else f"start: {calls}" if forced else self._text_or(calls)
         try:
-            grammar = answer_grammar(
-                self.tokenizer,
-                self.end_tokens,
-                schema=schema,
-                tools=tools,
-                many=request.parallel_tool_calls and request.tool_choice in ("auto", "required"),
-                after_text=not forced and schema is None,
-                after_reasoning=self.chat_format.opens_reasoning(prompt_ids),
-            )
+            processor = grammar(self.tokenizer, lark=lark, eos_token_id=sorted(self.end_tokens) or None)
         except ConfigError as error:
-            raise ConfigError(field, error.rule, schema or tools, error.remedy) from error
-        return {"logits_processor": [grammar]}
+            raise ConfigError(field, error.rule, schema or request.tool_choice, error.remedy) from error
+        return {"logits_processor": [processor]}
+
+    def _text_or(self, calls: str) -> str:
+        """Lark for text, reasoning in it, and calls at its end."""
+        added = self.tokenizer.get_added_vocab()
+        if CALL not in added:
+            rule = f"must not be strict where {CALL} is no token"
+            raise ConfigError("tools", rule, True, "Set strict to false, or require a call.")
+        marks = (THINK, END_OF_THINK, CALL, END_OF_CALL)
+        think, end, call, end_of_call = (f"<[{added[mark]}]>" if mark in added else json.dumps(mark) for mark in marks)
+        return f"""TEXT: /(.|\\n)+/ & ~/(.|\\n)*{CALL}(.|\\n)*/
+            text: TEXT? (({think} | {end}) TEXT?)*
+            call: {call} "\\n" ({calls}) "\\n" {end_of_call}
+            start: text (call ("\\n" call)*)?"""
 
     def _method(self, name: str | None) -> dict[str, Any]:
         """Return a method, its configuration and its draft model. A method without its draft is generate's error."""
@@ -156,3 +156,11 @@ class RequestReader:
             if self.draft_tokenizer is not None:
                 kwargs["assistant_tokenizer"] = self.draft_tokenizer
         return kwargs
+
+
+def _call(function: dict[str, Any]) -> str:
+    """Lark for a call of a function, as Hermes writes it between its markers."""
+    begin = f'{{"name": {json.dumps(function["name"])}, "arguments": '
+    options = {"x-guidance": {**COMPACT, "lenient": not function.get("strict")}}
+    schema = {"type": "object", "properties": {}, **function.get("parameters", {}), **options}
+    return f'{json.dumps(begin)} %json {json.dumps(schema)} "}}"'

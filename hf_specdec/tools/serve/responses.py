@@ -1,7 +1,4 @@
-"""The Responses endpoint on top of chats: its requests as those of a chat, its objects for the answers.
-
-It keeps no responses: a client sends the items of earlier ones in `input`.
-"""
+"""The Responses endpoint on top of chats: its requests as those of a chat, its objects for the answers."""
 
 import time
 import uuid
@@ -12,7 +9,7 @@ from pydantic import Field
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.tools.serve.answer import Answer, Delta
-from hf_specdec.tools.serve.protocol import Body, ChatRequest, SamplingRequest
+from hf_specdec.tools.serve.protocol import ChatRequest, SamplingRequest
 from hf_specdec.tools.serve.reply import Reply, sent_event
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items' ids
@@ -22,18 +19,12 @@ PARTS: dict[str, dict[str, Any]] = {  # of an item's text
 }
 
 
-class TextOptions(Body):
-    """Options of an answer's text."""
-
-    format: dict[str, Any] = Field(default={"type": "text"})
-
-
 class ResponsesRequest(SamplingRequest):
     """The body of `/v1/responses`. Messages, tools and formats are checked as those of a chat."""
 
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
-    text: TextOptions = TextOptions()
+    text: dict[Literal["format"], dict[str, Any]] = Field({})
     tools: list[dict[str, Any]] = Field([])
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
@@ -46,18 +37,14 @@ class ResponsesRequest(SamplingRequest):
         """Return the request as one of a chat."""
         names = {*SamplingRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs"}
         chat = self.model_dump(include=names, exclude_unset=True) | {"messages": self._messages()}
-        form = {name: value for name, value in self.text.format.items() if value is not None}
+        form = {name: value for name, value in self.text.get("format", {"type": "text"}).items() if value is not None}
         chat["response_format"] = {"type": form.pop("type", None), **({"json_schema": form} if form else {})}
         chat["tools"] = [_nested(tool) for tool in self.tools]
         chat["tool_choice"] = _nested(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice
         return ChatRequest.model_validate(chat)
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the items as messages; reasoning, text and calls of one answer are one.
-
-        Raises:
-            ConfigError: an item is none of these.
-        """
+        """Return the items as messages; reasoning, text and calls of one answer are one."""
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
@@ -92,23 +79,18 @@ def _nested(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class ResponsesReply(Reply):
-    """The response to one request, of items that follow one another: reasoning, a message, calls.
-
-    Args:
-        request: whose `body` is the chat.
-    """
+    """The response to one request, of items that follow one another: reasoning, a message, calls."""
 
     def __init__(self, request: ResponsesRequest, body: ChatRequest, answer: Answer) -> None:
         super().__init__(body, answer)
-        excluded = {"input", "stream", "include", "chat_template_kwargs", "max_tokens"}
         self._output: list[dict[str, Any]] = []  # the last item is open
         self._response = {
             "parallel_tool_calls": True,
             "tool_choice": "auto",
-            **request.model_dump(exclude_unset=True, exclude=excluded),
+            "tools": [],
+            **request.model_dump(exclude_unset=True, exclude={"input", "stream", "include", "max_tokens"}),
             "max_output_tokens": request.max_tokens,
-            "tools": [{"parameters": None, "strict": None, **tool} for tool in request.tools],
-            "id": _new_id("resp"),
+            "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
@@ -125,8 +107,7 @@ class ResponsesReply(Reply):
 
     def first_events(self) -> str:
         """Return the events that open the response."""
-        names = ("response.created", "response.in_progress")
-        return "".join(self._event(name, response=self._response) for name in names)
+        return self._event("response.created", response=self._response)
 
     def events(self, delta: Delta, finish_reason: str | None = None) -> str:
         """Return the events of what is certain now."""
@@ -141,17 +122,12 @@ class ResponsesReply(Reply):
     def last_events(self) -> str:
         """Return the events that end the response."""
         is_cut = self.answer.finish_reason == "length"
-        status, usage = "incomplete" if is_cut else "completed", self.usage()
+        status = "incomplete" if is_cut else "completed"
         ending = "".join(self._end_item(status))
         self._response |= {"status": status, "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None}
-        self._response["usage"] = {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": usage["completion_tokens_details"],
-            "total_tokens": usage["total_tokens"],
-            "spec_stats": usage["spec_stats"],
-        }
+        counts = self.usage().items()
+        usage = {name.replace("prompt_", "input_").replace("completion_", "output_"): count for name, count in counts}
+        self._response["usage"] = usage
         return ending + self._event(f"response.{status}", response=self._response)
 
     def error_event(self, error: dict[str, Any]) -> str:
@@ -169,7 +145,7 @@ class ResponsesReply(Reply):
     def _begin_item(self, kind: str, fields: dict[str, Any]) -> Iterator[str]:
         """End the item that is open and begin another, with an empty part of text where it has parts."""
         yield from self._end_item("completed")
-        item = {"id": _new_id(PREFIXES[kind]), "type": kind, "status": "in_progress", **fields}
+        item = {"id": f"{PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
         self._output.append(item)
         yield self._item_event("response.output_item.added", item=item)
         if kind in PARTS:
@@ -198,7 +174,3 @@ class ResponsesReply(Reply):
     def _event(self, event: str, **fields: Any) -> str:
         self._num_events += 1
         return sent_event({"type": event, "sequence_number": self._num_events - 1, **fields}, event)
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
