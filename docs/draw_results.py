@@ -28,16 +28,16 @@ BARS = {
 LINES = {
     "transformers generate": "transformers' `generate`",
     "transformers:prompt_lookup": "transformers' prompt lookup",
-    "plain, same kernels": "`\"plain\"`: nothing drafted, this package's kernels",
-    "prompt_lookup": "`\"prompt_lookup\"`",
-    "auto": "`\"auto\"`",
-    "auto+head": "`\"auto\"` with the EAGLE-3 head that ships",
+    "plain, same kernels": '`"plain"`: nothing drafted, this package\'s kernels',
+    "prompt_lookup": '`"prompt_lookup"`',
+    "auto": '`"auto"`',
+    "auto+head": '`"auto"` with the EAGLE-3 head that ships',
     "llama.cpp bf16": "llama.cpp, bf16",
     "llama.cpp bf16, lookup": "llama.cpp, bf16, with its prompt lookup",
     "OpenVINO f16": "OpenVINO GenAI, fp16",
     "OpenVINO f16, lookup": "OpenVINO GenAI, fp16, with its prompt lookup",
 }
-COLUMNS = {"overall": "speed", "least": "slowest prompt", "tokens/s": "tokens a second", "tokens/step": "tokens a forward"}
+COLUMNS = {"overall": "speed", "least": "slowest prompt", "tokens/s": "tokens/s", "tokens/step": "tokens a forward"}
 MARKS = "<!-- speeds -->\n", "<!-- end of speeds -->"
 
 
