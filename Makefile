@@ -81,8 +81,8 @@ GPU_BENCH = $(BIN)/hf-specdec bench --device $(GPU_DEVICE) --cache static --dtyp
 gpu: $(VENV)/.installed
 	mkdir -p $(GPU)
 	-$(GPU_BENCH) --widen 4096x32 --limit 6 --row auto --row auto+head --max-minutes 5 --output $(GPU)/7B.jsonl
-	-$(GPU_BENCH) --widen 2048x22 --limit 6 --row auto --do-sample --temperature 0.7 --max-minutes 2.5 --output $(GPU)/1B-sampled.jsonl
-	-$(GPU_BENCH) --widen 4096x32 --limit 16 --batch-size 8 --row auto --max-minutes 2.5 --output $(GPU)/7B-batch-8.jsonl
+	-$(GPU_BENCH) --widen 2048x22 --limit 6 --row auto --do-sample --temperature 0.7 --max-minutes 2 --output $(GPU)/1B-sampled.jsonl
+	-$(GPU_BENCH) --widen 4096x32 --limit 16 --batch-size 8 --row auto --max-minutes 2 --output $(GPU)/7B-batch-8.jsonl
 	-$(GPU_BENCH) --model smollm2 --limit 6 --row auto --row auto+head --max-minutes 1.5 \
 		--output $(GPU)/SmolLM2.jsonl
 

@@ -123,12 +123,6 @@ def test_an_option_picks_its_method(run: Run, target: Any, tokenizer: Any, words
     assert found["spec_stats"]["num_draft_tokens"] > 0
 
 
-def test_the_draft_has_a_precision_of_its_own(run: Run) -> None:
-    found = document(run, PROMPT, *SHORT, "--spec-method", "draft_model", "--assistant-dtype", "bfloat16")
-    assert (found["dtype"], found["assistant_dtype"]) == ("float32", "bfloat16")
-    assert found["assistant_model"] == embedded.path("draft")
-
-
 def test_a_draft_model_with_a_tokenizer_of_its_own_is_translated(run: Run, tmp_path: Path) -> None:
     text = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
     words = ("--spec-config", '{"confidence_threshold": 0}', "--assistant-model", save_foreign_draft(tmp_path, [text]))

@@ -82,28 +82,3 @@ def test_a_speech_model_is_refused(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="must be a model that continues text, not one that transcribes speech"):
         models.load(LoadOptions(model=str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("options", "kwargs"),
-    [
-        ({}, {}),
-        ({"device_map": "cpu"}, {"device_map": "cpu"}),
-        ({"device_map": "disk", "offload_folder": "folder"}, {"device_map": "disk", "offload_folder": "folder"}),
-        ({"device_map": '{"model": "cpu"}'}, {"device_map": {"model": "cpu"}}),
-        ({"max_memory": '{"0": "20GB", "cpu": 9}'}, {"device_map": "auto", "max_memory": {0: "20GB", "cpu": 9}}),
-    ],
-)
-def test_places_are_arguments_of_from_pretrained(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], kwargs: dict[str, Any]
-) -> None:
-    seen: dict[str, Any] = {}
-
-    def load_model(name: str, **values: Any) -> None:
-        seen.update(values)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(models, "load_model", load_model)
-    with pytest.raises(KeyboardInterrupt):
-        models.load(LoadOptions(model="embedded", **options))
-    assert {name: seen[name] for name in ("device_map", "max_memory", "offload_folder") if seen.get(name)} == kwargs

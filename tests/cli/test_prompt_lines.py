@@ -1,13 +1,11 @@
 """Lines of prompts are read alike by every command."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hf_specdec.tools.bench.prompts import load_prompts
 from hf_specdec.tools.prompt_lines import NotAPromptError, PromptLine, read_line
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -68,13 +66,3 @@ def test_an_instruction_s_input_stands_behind_it() -> None:
 def test_what_is_wrong_with_a_line_is_said(value: Any, rule: str) -> None:
     with pytest.raises(NotAPromptError, match=rule):
         read_line(json.dumps(value))
-
-
-def test_bench_takes_the_same_lines(tmp_path: Path) -> None:
-    forms = [{"messages": [SYSTEM, ASKED]}, *TEXT_FORMS, *CHAT_FORMS[3:]]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(form) + "\n" for form in forms), encoding="utf-8")
-    prompts = load_prompts([tmp_path / "p.jsonl"])
-    assert {prompt.text for prompt in prompts} == {"Hello"}
-    assert [prompt.is_chat for prompt in prompts] == [True, False, False, False, True, True, True, True]
-    assert prompts[0].before == (SYSTEM,)
-    assert len({prompt.id for prompt in prompts}) == len(forms)

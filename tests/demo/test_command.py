@@ -25,25 +25,12 @@ def test_without_gradio_the_install_line_is_the_hint(monkeypatch: pytest.MonkeyP
     assert 'pip install "hf_specdec[demo]"' in done.stderr
 
 
-def test_a_wrong_model_is_a_message() -> None:
-    done = CliRunner().invoke(app, ["demo", "--model", "/nowhere/at/all"])
-    assert done.exit_code == 2
-    assert "error:" in done.stderr and "Traceback" not in done.output
-
-
 def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         done = CliRunner().invoke(app, ["demo", "--port", port, "--model", "/nowhere/at/all"])
     assert done.exit_code == 1
     assert "Address already in use" in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [["--dtype", "fp8"], ["--dtype", "int8"], ["--dtype", "nf4"]])
-def test_quantised_weights_are_not_widened(arguments: list[str]) -> None:
-    done = CliRunner().invoke(app, ["demo", "--widen", "512x7", *arguments])
-    assert done.exit_code == 2
-    assert "must be fp32, bf16 or fp16 with a widened model" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -77,7 +77,6 @@ model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, spe
     [
         (("--tp-plan", "auto"), "tp_plan", "torchrun --nproc-per-node 2"),
         (("--device-map", "somewhere"), "device_map", "Name one of them"),
-        (("--device-map", "auto", "--max-memory", "1GB"), "max_memory", '{"0": "20GB"'),
     ],
 )
 def test_options_of_placement_that_do_not_go_together(
@@ -90,10 +89,10 @@ def test_options_of_placement_that_do_not_go_together(
 
 
 @pytest.mark.wide
-def test_an_offloaded_target_gives_the_same_text(run: Run, tmp_path: Path) -> None:
+def test_an_offloaded_target_gives_the_same_text(run: Run) -> None:
     how = ("def main(argv=None):\n", "--json", *SHORT, "--max-new-tokens", "5")
-    offload = ("--device-map", "auto", "--max-memory", '{"cpu": "12MB"}', "--offload-folder", str(tmp_path))
+    offload = ("--device-map", "disk")
     ours, whole = (json.loads(run("generate", *how, *more).stdout) for more in (offload, ()))
     assert ours["token_ids"] == whole["token_ids"]
     facts = json.loads(run("info", "--json", "--dtype", "fp32", *offload).stdout)
-    assert facts["model"]["devices"] == ["cpu", "disk"]
+    assert facts["model"]["devices"] == ["disk"]

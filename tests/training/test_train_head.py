@@ -211,8 +211,3 @@ def test_an_argument_of_another_type_is_named(target: LlamaForCausalLM, tmp_path
 def test_settings_out_of_range_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         HeadTraining(**{field: value})
-
-
-def test_layers_that_the_target_lacks_are_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"from 0 to 4, the target's number of layers, but is \(1, 2, 9\)"):
-        train(target, tmp_path, config=dataclasses.replace(CONFIG, layer_ids=(1, 2, 9)))

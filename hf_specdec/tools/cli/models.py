@@ -9,8 +9,8 @@ import torch
 from transformers import logging
 
 from hf_specdec.call.arguments import NONE, check_method
-from hf_specdec.common.files import check_output, json_value
-from hf_specdec.distributed.placement import STRATEGIES, place
+from hf_specdec.common.files import check_output
+from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.loading.published import EMBEDDED, PUBLISHED, fetch, folder_of
 from hf_specdec.methods.common.config import check_positive
@@ -44,10 +44,10 @@ def load(
         torch.set_num_threads(loading.threads or 1)
     if name == EMBEDDED or not sys.stderr.isatty():
         logging.disable_progress_bar()
-    places = _places(loading)
+    places: dict[str, Any] = {"device_map": loading.device_map}
     if tp_plan is not None:
         places["tp_plan"] = tp_plan
-    elif not places:
+    elif loading.device_map is None:
         places = _listed(kwargs, "target") or ({"device_map": place(None)[0]} if device is None else {})
     loaded = load_model(
         name,
@@ -138,18 +138,6 @@ def _method_of_draft(name: str) -> str:
     return next(heads, "draft_model")
 
 
-def _places(loading: LoadOptions) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that place the target; empty where no option says so."""
-    kwargs: dict[str, Any] = {"device_map": loading.device_map, "offload_folder": loading.offload_folder}
-    if loading.device_map is not None and loading.device_map.startswith("{"):
-        kwargs["device_map"] = _json_object("device_map", loading.device_map)
-    if loading.max_memory is not None:
-        sizes = _json_object("max_memory", loading.max_memory)
-        kwargs["max_memory"] = {int(key) if key.isdecimal() else key: size for key, size in sizes.items()}
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
-    return {"device_map": STRATEGIES[0], **kwargs} if kwargs else {}
-
-
 def _listed(kwargs: Mapping[str, Any], role: str) -> dict[str, Any]:
     """Arguments of `from_pretrained` of the configuration's device list for the target or the draft, if it has one."""
     config = kwargs.get("spec_config")
@@ -157,10 +145,3 @@ def _listed(kwargs: Mapping[str, Any], role: str) -> dict[str, Any]:
         return {}
     device_map, max_memory = place(devices, config.device_fields[role])
     return {"device_map": device_map, "max_memory": max_memory}
-
-
-def _json_object(field: str, text: str) -> Mapping[str, Any]:
-    value = json_value(text)
-    if not isinstance(value, dict):
-        raise ConfigError(field, "must be a JSON object", text, 'For example \'{"0": "20GB", "cpu": "60GB"}\'.')
-    return value

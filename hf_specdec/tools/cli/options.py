@@ -37,10 +37,8 @@ class LoadOptions:
         attn_implementation (`str`): Attention of the target: sdpa, eager, xformers, flash_attention_2... Default:
             transformers'.
         threads (`int`): CPU threads. Default: 1 for the embedded target, else torch's choice.
-        device_map (`str`): Place of the target: auto, balanced, balanced_low_0, sequential (accelerate's), a device,
-            disk, or JSON of parts and devices. Default: the device lists, else the GPUs if there are any.
-        max_memory (`str`): With --device-map auto: memory by device, '{"0": "20GB"}'.
-        offload_folder (`Path`): With --device-map: place of weights that fit nowhere else.
+        device_map (`str`): Place of the target: auto, balanced, balanced_low_0, sequential (accelerate's), a device, or
+            disk. Default: the device lists, else the GPUs if there are any.
         dequantize (`bool`): Widen the weights of a GGUF file, which a CPU keeps packed otherwise.
         plain_kernels (`bool`): Whether transformers' own loop computes by this package's CPU kernels too, so that in
             bf16 and fp16 its text is the same.
@@ -51,8 +49,6 @@ class LoadOptions:
     attn_implementation: str | None = None
     threads: AtLeastOne = None
     device_map: str | None = None
-    max_memory: str | None = None
-    offload_folder: Path | None = None
     dequantize: bool = False
     plain_kernels: bool | None = None
 
