@@ -8,34 +8,30 @@ from typing import Any
 import pytest
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
 WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes", "max_pool_tokens")
 
 
-@pytest.mark.parametrize("field", WHOLE_NUMBERS)
+COUNTS: list[tuple[Any, str]] = [
+    *((PromptLookupConfig, field) for field in WHOLE_NUMBERS),
+    *((DraftModelConfig, field) for field in ("draft_len", "num_branches", "max_nodes")),
+]
+
+
+@pytest.mark.parametrize(("config_class", "field"), COUNTS)
 @pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, [4]])
-def test_counts_are_whole_numbers_of_at_least_one(field: str, value: Any) -> None:
+def test_counts_are_whole_numbers_of_at_least_one(config_class: Any, field: str, value: Any) -> None:
     with pytest.raises(ConfigError) as error:
-        PromptLookupConfig(**{field: value})
+        config_class(**{field: value})
     message = str(error.value)
     assert f"`{field}`" in message
     assert "at least 1" in message
     assert repr(value) in message
     assert (error.value.field, error.value.value) == (field, value)
     assert error.value.remedy
-
-
-@pytest.mark.parametrize("field", WHOLE_NUMBERS)
-def test_one_is_allowed(field: str) -> None:
-    assert getattr(PromptLookupConfig(**{field: 1}), field) == 1
-
-
-@pytest.mark.parametrize("field", [name for name in WHOLE_NUMBERS if name != "max_nodes"])
-def test_none_is_not_a_count(field: str) -> None:
-    with pytest.raises(ConfigError, match=field):
-        PromptLookupConfig(**{field: None})
 
 
 @pytest.mark.parametrize(
@@ -48,8 +44,10 @@ def test_a_misspelt_choice_is_answered_with_the_nearest_one(field: str, value: s
 
 @pytest.mark.parametrize("value", [[], "cpu", 0, [-1], [1.5], [True], [""], [None], {0: 1}])
 def test_devices_are_a_list_of_indices_or_names(value: Any) -> None:
-    with pytest.raises(ConfigError, match="`device_list` must be a non-empty list"):
-        PromptLookupConfig(device_list=value)
+    for config_class in (PromptLookupConfig, DraftModelConfig):
+        for field in config_class.device_fields.values():
+            with pytest.raises(ConfigError, match=f"`{field}` must be a non-empty list"):
+                config_class(**{field: value})
 
 
 @pytest.mark.parametrize("value", [None, [0], [4, 5], ["cpu"], ("cuda:0", 1)])
@@ -78,12 +76,9 @@ def test_all_ways_to_write_a_configuration_mean_the_same(value: Any) -> None:
 
 
 def test_the_list_form_may_be_cut_short() -> None:
+    assert PromptLookupConfig.parse(None) == PromptLookupConfig.parse({}) == PromptLookupConfig()
     assert PromptLookupConfig.parse([4]) == PromptLookupConfig(max_draft_len=4)
     assert PromptLookupConfig.parse([4, 3]) == PromptLookupConfig(max_draft_len=4, max_matching_ngram_size=3)
-
-
-def test_nothing_given_means_the_defaults() -> None:
-    assert PromptLookupConfig.parse(None) == PromptLookupConfig.parse({}) == PromptLookupConfig()
 
 
 @pytest.mark.parametrize("value", [[], [1, 2, [0], 4], "[]"])

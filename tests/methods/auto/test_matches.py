@@ -116,28 +116,6 @@ def test_a_match_runs_on_into_the_draft_itself() -> None:
         context = context.after(token)
 
 
-def test_long_matches_outvote_many_short_ones() -> None:
-    tokens = [9, 5, 8, 9, 5, 8, 9, 5, 8, 1, 2, 3, 4, 5, 7, 6, 1, 2, 3, 4, 5]
-    assert Context(tokens).own() == {8: 3.0, 7: 25.0}
-
-
-def test_a_copy_that_differs_in_one_token_is_still_a_long_match() -> None:
-    assert Context([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 9, 5]).own() == {6: 16.0}
-
-
-def test_of_two_long_matches_the_longer_one_is_likelier() -> None:
-    """Both agree in 8 tokens; the text goes on as where 13 did."""
-    common = list(range(10, 18))
-    longer, shorter = [20, 21, 22, 23, 24, *common], [30, 31, 32, 33, 34, *common]
-    context = Context([*longer, 1, *shorter, 2, *shorter, 3, *longer])
-    prediction = context.search.predicted(context.node)
-    assert prediction.share(1) > 2 * (prediction.share(2) + prediction.share(3))
-
-
-def test_a_text_without_a_past_has_no_matches() -> None:
-    assert Context([5]).own() == {}
-
-
 def test_earlier_texts_that_were_cut_in_the_middle_end_there() -> None:
     """A smaller bound cuts the oldest text; a match that runs up to the cut has nothing after it."""
     pool = NgramPool(100)

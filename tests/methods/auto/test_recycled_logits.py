@@ -131,21 +131,9 @@ def test_the_best_tokens_come_with_their_log_odds(vocab_size: int) -> None:
 
 
 def test_evidence_is_bounded_at_both_ends() -> None:
-    found = log_odds(np.array([0.0, 1e-4, 0.5, 1.0]))
-    assert found.tolist() == pytest.approx([0.0, 0.0, FLOOR, FLOOR + math.log(1e6)], abs=1e-3)
-
-
-@pytest.mark.parametrize("floor", [0.0, -7.0])
-def test_evidence_of_no_number_is_that_of_no_chance(floor: float) -> None:
-    found, expected = (log_odds(np.array([value, 0.5]), floor=floor) for value in (math.nan, 0.0))
-    assert found.tolist() == expected.tolist()
-
-
-def test_logits_of_half_precision_are_taken() -> None:
-    (whole,) = best_tokens(NodeLogits(torch.tensor([[0.0, 2.0, 1.0, -4.0]])))
-    (half,) = best_tokens(NodeLogits(torch.tensor([[0.0, 2.0, 1.0, -4.0]], dtype=torch.bfloat16)))
-    assert half[0] == whole[0] == [1, 2, 0, 3]
-    assert half[1] == pytest.approx(whole[1], abs=0.1)
+    evidence = log_odds(np.array([0.0, math.nan, 1e-4, 0.5, 1.0]))
+    assert evidence.tolist() == pytest.approx([0.0, 0.0, 0.0, FLOOR, FLOOR + math.log(1e6)], abs=1e-3)
+    assert len(set(log_odds(np.array([0.0, math.nan]), floor=-7.0).tolist())) == 1, "no number is no chance"
 
 
 def test_it_is_copied_with_what_it_holds() -> None:

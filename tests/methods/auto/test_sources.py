@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from hf_specdec.common.tree import TreeBuilder
-from hf_specdec.methods.auto.adaptive_weights import MOST
 from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
 from hf_specdec.methods.auto.search import Search
 from hf_specdec.methods.auto.sources import MOST_TRUST, Sources
@@ -98,17 +97,6 @@ def test_common_tokens_stand_in_only_where_nothing_is_recycled(memory: SpecMemor
     assert ask(sources, tokens).keys() == {30, 31}
 
 
-def test_what_follows_a_longer_match_is_likelier(sources: Sources) -> None:
-    found = ask(sources, [1, 2, 3, 4, 50, 9, 4, 60, 1, 2, 3, 4])
-    assert found[50] > 2 * found[60]
-
-
-def test_likelier_recycled_tokens_are_likelier(memory: SpecMemory, sources: Sources) -> None:
-    put(memory.recycled, (5, 6, 7), LIKELY)
-    found = ask(sources, [5, 6, 7])
-    assert found[30] > 5 * found[31]
-
-
 def test_a_draft_model_is_believed_more_than_what_is_recycled(memory: SpecMemory, sources: Sources) -> None:
     put(memory.recycled, (5, 6, 7), LIKELY)
     found = ask(sources, [5, 6, 7], ((40,), (12.0,)))
@@ -161,13 +149,6 @@ def test_a_text_unlike_the_others_is_trusted_less(memory: SpecMemory) -> None:
     for _ in range(100):
         learn(sources, [5, 6, 7], 30, [30])
     assert sources.trust > 0.9
-
-
-def test_no_trust_in_a_text_makes_a_token_certain(memory: SpecMemory, sources: Sources) -> None:
-    put(memory.recycled, (5, 6, 7), LIKELY)
-    sources.record[0], sources.record[1] = 10.0, 100.0
-    assert sources.trust == MOST_TRUST
-    assert ask(sources, [5, 6, 7])[30] == MOST
 
 
 def test_a_text_that_keeps_more_than_it_promised_is_trusted_more(memory: SpecMemory) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import hf_specdec
 from hf_specdec import AutoSpecConfig, ConfigError, DraftTree, SpecMemory
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from tests.helpers.drafts import drafted_by, learned
@@ -172,11 +171,6 @@ def test_a_save_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        SpecMemory().save(tmp_path / "nowhere" / "memory")
-
-
 def test_texts_and_logits_stay_within_their_bounds() -> None:
     memory = SpecMemory(max_tokens=500, max_entries=300)
     for seed in range(12):
@@ -188,22 +182,20 @@ def test_texts_and_logits_stay_within_their_bounds() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0, 5), (5, 0), (2.5, 5), (True, 5), (10**30, 5), (5, 10**30)])
-def test_a_bound_below_one_or_beyond_memory_is_an_error(bounds: Any) -> None:
-    with pytest.raises(ConfigError):
-        SpecMemory(*bounds)
-
-
-@pytest.mark.parametrize("bounds", [(0, 5), (5, 0), (-1, 5), (2.5, 5)])
-def test_a_wrong_bound_changes_nothing(bounds: Any) -> None:
+def test_a_bound_below_one_or_beyond_memory_is_an_error_and_changes_nothing(bounds: Any) -> None:
     memory = SpecMemory(10, 20)
-    with pytest.raises(ConfigError, match="max_tokens|max_entries"):
-        memory.resize(*bounds)
+    for change in (SpecMemory, memory.resize):
+        with pytest.raises(ConfigError, match="max_tokens|max_entries"):
+            change(*bounds)
     assert memory.bounds == (10, 20)
 
 
-def test_what_is_no_memory_is_not_merged() -> None:
+def test_values_of_another_kind_are_named() -> None:
     with pytest.raises(ConfigError, match="SpecMemory.load"):
         SpecMemory(10, 20).merge("memory.safetensors")  # type: ignore[arg-type]
+    for value in (np.zeros(3), torch.ones(2), "sampled", None, 1):
+        with pytest.raises(ConfigError, match="`is_sampled` must be True or False"):
+            SpecMemory().adaptive_weights(value)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -241,13 +233,3 @@ def test_threads_share_a_memory_while_it_is_saved(tmp_path: Path) -> None:
     assert len(memory.pool) <= 2_000
     assert len(memory.recycled) <= 900 + 3 * 3  # a thread in the midst of a step may add its three keys
     assert sum(memory.greedy.seen) > sum(memory.sampled.seen) > 0
-
-
-def test_it_is_part_of_the_package_s_face() -> None:
-    assert hf_specdec.SpecMemory is SpecMemory
-
-
-@pytest.mark.parametrize("is_sampled", [np.zeros(3), torch.ones(2), "sampled", None, 1], ids=str)
-def test_what_is_no_kind_of_text_is_named(is_sampled: Any) -> None:
-    with pytest.raises(ConfigError, match="`is_sampled` must be True or False"):
-        SpecMemory().adaptive_weights(is_sampled)

@@ -91,6 +91,8 @@ def test_the_loop_s_budget_is_kept_without_a_wasted_forward(budget: int) -> None
         drafter = drafter_of(random_table(1, SIZE), draft_len=4, **fields)
         assert drafted_by(drafter, budget).num_draft_tokens == budget
         assert len(requests_of(drafter)) == budget
+    tree = drafted_by(drafter_of(random_table(4, SIZE), draft_len=3, num_branches=3), budget)
+    assert tree.num_draft_tokens == budget
 
 
 def test_a_fixed_threshold_ends_the_draft_behind_an_unsure_token() -> None:
@@ -159,12 +161,6 @@ def test_a_tree_takes_one_forward_a_depth_at_most(seed: int, fields: dict[str, A
     assert all(len(tree.children(node)) <= 3 for node in range(len(tree)))
 
 
-def test_a_tree_respects_the_loop_s_budget() -> None:
-    for budget in range(6):
-        drafter = drafter_of(random_table(4, SIZE), draft_len=3, num_branches=3)
-        assert drafted_by(drafter, budget).num_draft_tokens == budget
-
-
 def test_the_first_branch_comes_first() -> None:
     """Where it is accepted, nothing has to move in the cache."""
     tree = drafted_by(drafter_of(random_table(5, SIZE), draft_len=4, num_branches=3, max_nodes=12, **ALWAYS), 100)
@@ -211,18 +207,13 @@ def settle(drafter: DraftModelDrafter, accepts: dict[int, bool], rounds: int) ->
 UNSURE_AT_TWO = sure_of({0: 0.95, 1: 0.65, 2: 0.95, 3: 0.95, 4: 0.95, 5: 0.95})
 
 
-def test_drafts_end_where_tokens_of_that_confidence_were_rejected() -> None:
+@pytest.mark.parametrize(("is_accepted", "branch"), [(False, [1, 2]), (True, [1, 2, 3, 4, 5])])
+def test_drafts_end_where_tokens_of_that_confidence_were_rejected(is_accepted: bool, branch: list[int]) -> None:
     """Token 2, of confidence 0.65, is never accepted: after a while nothing is scored behind it."""
-    accepts = dict.fromkeys(range(6), True) | {2: False}
+    accepts = dict.fromkeys(range(6), True) | {2: is_accepted}
     trees = settle(drafter_of(UNSURE_AT_TWO, scorer={"relative_cost": 0.1}, draft_len=5), accepts, 40)
     assert trees[0].first_branch() == [1, 2, 3, 4, 5]
-    assert trees[-1].first_branch() == [1, 2]
-
-
-def test_drafts_go_on_where_tokens_of_that_confidence_were_accepted() -> None:
-    accepts = dict.fromkeys(range(6), True)
-    trees = settle(drafter_of(UNSURE_AT_TWO, scorer={"relative_cost": 0.1}, draft_len=5), accepts, 40)
-    assert trees[-1].first_branch() == [1, 2, 3, 4, 5]
+    assert trees[-1].first_branch() == branch
 
 
 def test_a_dear_draft_stops_sooner_than_a_cheap_one() -> None:
@@ -269,16 +260,6 @@ def test_a_tree_says_how_probable_its_nodes_are() -> None:
         drafted_by(drafter_of(random_table(1, SIZE), num_branches=3, draft_len=3, max_nodes=8), 100).probabilities
         is None
     )
-
-
-def test_a_token_that_was_not_verified_is_counted_where_the_next_one_is_known() -> None:
-    counts = AcceptanceCounts()
-    drafter = drafter_of(sure_of(dict.fromkeys(range(6), 0.95)), draft_len=2, counts=counts, **ALWAYS)
-    tree = drafted_by(drafter, 100)
-    learned(drafter, tree.truncated(max_nodes=0), None, [1])
-    expected = AcceptanceCounts()
-    expected.record([(0, 0.95, True)])
-    assert counts.mean(0) == expected.mean(0)
 
 
 def test_a_draft_that_is_never_right_is_asked_now_and_then_only() -> None:

@@ -60,22 +60,6 @@ def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> No
     assert drafter_of(random_table(7, SIZE), use_logits=True).is_deterministic, "greedy decoding draws nothing"
 
 
-def test_a_warp_sees_the_text_up_to_the_node() -> None:
-    seen: list[list[int]] = []
-
-    def logits_processor(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-        assert rows.shape == (1, SIZE)
-        seen.append(texts()[0].tolist())
-        return rows
-
-    table = random_table(8, SIZE)
-    drafter = drafter_of(table, [2, 0, 3], use_logits=True, draft_len=3, logits_processor=logits_processor, **ALWAYS)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        drafted = drafted_by(drafter, 100).first_branch()
-    assert seen == [[2, 0, 3], [2, 0, 3, drafted[0]], [2, 0, 3, *drafted[:2]]]
-
-
 @pytest.mark.parametrize("use_logits", [True, False])
 def test_nodes_of_one_depth_are_processed_at_once(use_logits: bool) -> None:
     """Each next to its own text, as if it were alone; the likeliest nodes of one forward are of several depths."""

@@ -37,19 +37,6 @@ def test_every_pair_of_window_tokens_sees_one_another_as_in_the_paper(width: int
             assert visible[row, column] == may_see(reader, other), (reader, other)
 
 
-@pytest.mark.parametrize(("width", "num_levels"), SHAPES)
-def test_what_a_window_token_sees_is_a_text_without_gaps(width: int, num_levels: int) -> None:
-    """One token at each position from the root's to its own."""
-    depths, visible = window_places(width, num_levels)
-    for row, depth in enumerate(depths):
-        seen = [place for place in range(len(depths) + 1) if visible[row, place]]
-        assert [(0, *depths)[place] for place in seen] == list(range(depth + 1))
-
-
-def test_the_places_are_computed_once() -> None:
-    assert window_places(7, 4)[1] is window_places(7, 4)[1]
-
-
 @pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 4, 2), (2, 2, 1), (7, 5, 7), (3, 7, 2), (15, 5, 15)])
 def test_a_step_computes_at_most_max_draft_len_tokens_beside_the_root(sizes: tuple[int, int, int]) -> None:
     drafter = begun(sizes, prompt=[random.Random(0).randrange(VOCAB_SIZE) for _ in range(300)])
@@ -157,11 +144,3 @@ def test_a_window_of_the_root_alone_learns_from_the_root_s_row() -> None:
     drafter.begin([4])
     learned(drafter, DraftTree.chain(4), logits_for([9]), [4])
     assert drafter.view.pool[4] == ((9,),)
-
-
-def test_an_end_token_in_the_window_is_a_token_like_any_other() -> None:
-    drafter = begun((4, 4, 3))
-    for _ in range(8):
-        tree = drafted_by(drafter, PLENTY)
-        learned(drafter, tree, torch.zeros(tree.num_columns, VOCAB_SIZE), [5])
-    assert drafter.view.window[1:] == ((0,) * 4,) * 2

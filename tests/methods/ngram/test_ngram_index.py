@@ -1,10 +1,8 @@
 """The n-gram index finds what a scan of the whole text finds, and the pool keeps its bound whoever uses it."""
 
-import copy
-import pickle
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
@@ -64,14 +62,6 @@ def test_an_ngram_longer_than_the_text_is_nowhere() -> None:
     assert indexed([]).places([5], limit=8) == []
 
 
-def test_the_end_of_the_text_is_no_place() -> None:
-    """Nothing followed there yet; once something does, it is one."""
-    index = indexed([5, 6, 7])
-    assert index.places([7], limit=8) == []
-    index.extend([8])
-    assert index.places([7], limit=8) == [3]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_pool_keeps_its_bound_and_forgets_the_oldest_first(seed: int) -> None:
     """After every text: bounded, the last one findable; in the end the first one gone."""
@@ -99,19 +89,6 @@ def test_matches_do_not_cross_from_one_text_into_the_next() -> None:
     assert pool.search([6, 7], limit=8) == []
     assert pool.search([6], limit=8) == []
     assert [index.tokens[place] for index, place in pool.search([7], limit=8)] == [8]
-
-
-@pytest.mark.parametrize(
-    "clone", [copy.deepcopy, lambda pool: pickle.loads(pickle.dumps(pool))], ids=["copy", "pickle"]
-)
-def test_a_copied_pool_finds_the_same_and_lives_its_own_life(clone: Callable[[NgramPool], NgramPool]) -> None:
-    pool = NgramPool(max_tokens=100)
-    pool.add([5, 6, 7])
-    twin = clone(pool)
-    assert [index.tokens[place] for index, place in twin.search([5, 6], limit=8)] == [7]
-    twin.add([8, 9])
-    assert twin.search([8], limit=8)
-    assert not pool.search([8], limit=8)
 
 
 def test_threads_may_add_and_search_at_once() -> None:

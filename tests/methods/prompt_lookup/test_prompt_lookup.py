@@ -31,33 +31,20 @@ def random_text(seed: int, length: int, num_tokens: int = 5) -> list[int]:
     return [rng.randrange(num_tokens) for _ in range(length)]
 
 
-# TensorRT-LLM's worked example: a pattern of two tokens, then of one, then nothing.
+# TensorRT-LLM's worked example: a pattern of two tokens, then of one, then nothing; and which of several places.
+PATTERNS: dict[str, tuple[list[int], list[int]]] = {
+    "the longest": ([1, 2, 3, 4, 5, 6, 7, 8, 9, 4, 50, 51, 52, 53, 3, 4], [5, 6, 7, 8]),
+    "a shorter one": ([1, 2, 4, 50, 51, 52, 53, 60, 3, 4], [50, 51, 52, 53]),
+    "none": ([1, 2, 3, 4], []),
+    "the newest of equal ones": ([9, 3, 4, 5, 5, 5, 5, 8, 3, 4, 6, 6, 6, 6, 7, 3, 4], [6, 6, 6, 6]),
+    "an older one with more in front": ([2, 3, 4, 5, 5, 5, 5, 8, 3, 4, 6, 6, 6, 6, 2, 3, 4], [5, 5, 5, 5]),
+}
 
 
-def test_the_longest_pattern_gives_the_draft() -> None:
-    """[..., t3, t4] with (t3, t4): (t5, t6, t7, t8) in the text; the shorter pattern (t4) stands there later."""
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 4, 50, 51, 52, 53, 3, 4]
-    assert drafted(text, max_draft_len=4, max_matching_ngram_size=2) == [5, 6, 7, 8]
-
-
-def test_a_shorter_pattern_is_tried_where_the_longest_is_not_found() -> None:
-    text = [1, 2, 4, 50, 51, 52, 53, 60, 3, 4]
-    assert drafted(text, max_draft_len=4, max_matching_ngram_size=2) == [50, 51, 52, 53]
-
-
-def test_nothing_is_drafted_where_no_pattern_is_found() -> None:
-    assert drafted([1, 2, 3, 4], max_draft_len=4, max_matching_ngram_size=2) == []
-
-
-def test_of_equal_matches_the_newest_is_followed() -> None:
-    text = [9, 3, 4, 5, 5, 5, 5, 8, 3, 4, 6, 6, 6, 6, 7, 3, 4]
-    assert drafted(text, max_draft_len=4) == [6, 6, 6, 6]
-
-
-def test_a_longer_match_wins_over_a_newer_one() -> None:
-    """Both places match two tokens; three stand in front of the older one."""
-    text = [2, 3, 4, 5, 5, 5, 5, 8, 3, 4, 6, 6, 6, 6, 2, 3, 4]
-    assert drafted(text, max_draft_len=4) == [5, 5, 5, 5]
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_draft_is_what_followed_the_best_place(name: str) -> None:
+    text, expected = PATTERNS[name]
+    assert drafted(text, max_draft_len=4, max_matching_ngram_size=2) == expected
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
@@ -88,15 +75,6 @@ def test_a_match_is_followed_as_far_as_its_tokens_pay(token_cost: float, expecte
         drafter.begin([50, *end, *range(20), 51, *end])
         lengths.append(drafted_by(drafter, 10).num_draft_tokens)
     assert lengths == expected
-
-
-def test_a_match_is_followed_as_far_as_its_last_token_pays() -> None:
-    """Whatever `max_draft_len` is, where only tokens beyond the sixth cost much."""
-    for most in (8, 20):
-        config = PromptLookupConfig(max_draft_len=most)
-        drafter = PromptLookupDrafter(config, token_cost=lambda num_rows, num_nodes: 0.9 if num_nodes > 6 else 0.0)
-        drafter.begin([50, 100, 101, *range(20), 51, 100, 101])
-        assert drafted_by(drafter, most).num_draft_tokens == 6
 
 
 def test_a_match_is_followed_less_far_the_more_rows_share_a_forward() -> None:
@@ -140,23 +118,6 @@ def test_nothing_is_drafted_where_all_of_it_gains_less_than_drafting_at_all_cost
         lengths.append(drafted_by(drafter, 10).num_draft_tokens)
         assert drafted_by(drafter, 10, num_rows=2).num_draft_tokens > 0
     assert lengths == expected
-
-
-def test_a_text_that_refuses_drafts_is_left_alone_sooner_where_drafting_at_all_costs() -> None:
-    """The tokens are drawn from twenty, so that most matches are short."""
-    text = torch.randint(20, (400,), generator=torch.Generator().manual_seed(0)).tolist()
-
-    def num_drafted(jump: float) -> int:
-        drafter = PromptLookupDrafter(PromptLookupConfig(), jump=lambda num_rows: jump)
-        drafter.begin(text[:100])
-        drafted = 0
-        for token in text[100:]:
-            tree = drafted_by(drafter, 10)
-            drafted += tree.num_draft_tokens
-            learned(drafter, tree, None, [token])
-        return drafted
-
-    assert num_drafted(0.25) < num_drafted(0.0) / 2
 
 
 def test_what_a_text_accepted_does_not_count_in_the_next() -> None:
