@@ -10,9 +10,12 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from tests.helpers.drafts import CheckedDrafter
+from tests.helpers.head_models import random_dflash
+from tests.helpers.heads import random_head
+from tests.helpers.mtp import random_mtp
 from tests.helpers.support import MASK, PADDED, PROMPT
 
-__all__ = ["GRID", "ODD", "arguments", "seed_of"]
+__all__ = ["GRID", "HEADS", "ODD", "arguments", "seed_of"]
 
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},
@@ -24,6 +27,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "assisted": {"spec_method": "prompt_lookup", "spec_config": {"engine": "assisted"}},
     "static": {"spec_method": "prompt_lookup", "cache_implementation": "static"},
 }
+HEAD: dict[str, Any] = {"confidence_threshold": 0.0, "num_branches": 2, "draft_len": 3, "max_nodes": 6}
+HEADS: dict[str, Callable[[Any], Any]] = {"eagle3": random_head, "dflash": random_dflash, "mtp": random_mtp}
+METHODS |= {name: {"spec_method": name, "spec_config": HEAD} for name in HEADS}
 PLACES = {
     "draft_model": ("whole", "shared"),
     "use_logits": ("whole", "shared"),
@@ -32,7 +38,7 @@ PLACES = {
 # (family, method, batch, sampled, where the draft model is)
 GRID = [
     ("llama", method, batch, sampled, place)
-    for method in METHODS
+    for method in METHODS.keys() - HEADS.keys()
     for batch in (1, 3)
     for sampled in (False, True)
     for place in PLACES.get(method, ("none",))
@@ -41,6 +47,11 @@ GRID = [
     (family, method, batch, sampled, "shared" if method == "draft_model" else "none")
     for family in ("qwen3", "mixtral")
     for method in ("prompt_lookup", "draft_model")
+    for batch, sampled in ((1, False), (3, True))
+]
+GRID += [
+    ("glm" if method == "mtp" else "llama", method, batch, sampled, "head")
+    for method in HEADS
     for batch, sampled in ((1, False), (3, True))
 ]
 

@@ -17,7 +17,6 @@ from hf_specdec.distributed.placement import (
     move,
     move_pair,
     place,
-    read_device,
     read_devices,
     with_checked_map,
 )
@@ -42,13 +41,9 @@ def fresh(model: Any) -> Any:
     return hf_specdec.enable(copy.deepcopy(hf_specdec.disable(model)))
 
 
-def test_the_cpu_is_always_there() -> None:
-    assert available_devices()[0] == CPU
-    assert read_devices(["cpu"]) == read_devices(["cpu", "cpu:0"]) == [CPU]
-
-
 @pytest.mark.parametrize("devices", [[99], ["cuda:99"], ["cpu", 99], ["meta"], ["cpu:7"]])
 def test_a_device_that_is_not_there_is_an_error_that_lists_what_there_is(devices: list[int | str]) -> None:
+    assert read_devices(["cpu"]) == read_devices(["cpu", "cpu:0"]) == available_devices()[:1] == [CPU]
     with pytest.raises(ConfigError) as caught:
         read_devices(devices, "target_model_device_list")
     assert caught.value.field == "target_model_device_list"
@@ -56,20 +51,7 @@ def test_a_device_that_is_not_there_is_an_error_that_lists_what_there_is(devices
     assert str([str(device) for device in available_devices()])[1:-1].replace("'", "") in str(caught.value)
 
 
-@pytest.mark.parametrize("devices", [["gpu0"], ["cuda:x"]])
-def test_a_name_that_is_no_device_is_an_error(devices: list[int | str]) -> None:
-    with pytest.raises(ConfigError, match="must name devices that torch knows"):
-        read_devices(devices)
-
-
 PATH = hf_specdec.embedded.path("target")
-
-
-@pytest.mark.parametrize("device", ["cpu:7", torch.device("cpu", 7)])
-def test_a_cpu_has_no_number_but_0(device: str | torch.device) -> None:
-    """torch takes any."""
-    with pytest.raises(ConfigError, match=r"`device` must be a device that is here \(cpu"):
-        read_device(device, "device")
 
 
 LOADERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -84,7 +66,7 @@ LOADERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("device", ["cuda:99", 99, torch.device("cuda", 99)], ids=str)
+@pytest.mark.parametrize("device", ["cuda:99", 99, torch.device("cuda", 99), torch.device("cpu", 7)], ids=str)
 def test_nothing_is_loaded_to_a_device_that_is_not_there(loader: str, device: Any) -> None:
     field, load = LOADERS[loader]
     with pytest.raises(
@@ -118,31 +100,29 @@ def test_a_part_that_the_model_lacks_is_named_before_weights_are_read(
 
 
 def test_numbers_and_names_of_gpus_mean_the_same(two_gpus: None) -> None:
+    assert place([1]) == ({"": "cuda:1"}, None)
+    assert place([0, 1]) == ("auto", {0: 2**30, 1: 2**30})
     assert read_devices([1]) == read_devices(["cuda:1"]) == [TWO_GPUS[2]]
     assert read_devices(["cuda", 1, 0]) == TWO_GPUS[1:]
     with pytest.raises(ConfigError, match=r"here \(cpu, cuda:0, cuda:1\)"):
         read_devices([2])
     with pytest.raises(ConfigError, match="must name GPUs only"):
         read_devices(["cpu", 1])
+    for name in ("gpu0", "cuda:x"):
+        with pytest.raises(ConfigError, match="must name devices that torch knows"):
+            read_devices([name])
 
 
-def test_what_from_pretrained_needs(two_gpus: None) -> None:
-    assert place([1]) == ({"": "cuda:1"}, None)
-    assert place(["cpu"]) == ({"": "cpu"}, None)
-    assert place([0, 1]) == ("auto", {0: 2**30, 1: 2**30})
-
-
-def test_a_model_that_is_there_stays_untouched(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(fresh), "to", lambda *args: pytest.fail("moved"))
+def test_models_are_moved_to_their_devices_unless_they_are_there(
+    fresh: Any, two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, moved = noisy_copy(fresh), list[Any]()
+    monkeypatch.setattr(fresh.__class__, "to", lambda self, device: moved.append((self, device)))
     move(fresh, ["cpu"])
     assert is_placed(fresh, [CPU])
-
-
-def test_one_device_takes_the_whole_model(fresh: Any, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.device] = []
-    monkeypatch.setattr(type(fresh), "to", lambda self, device: seen.append(device))
-    move(fresh, [1])
-    assert seen == [TWO_GPUS[2]]
+    assert moved == []
+    move_pair(fresh, draft, target_devices=[0], draft_devices=[1])
+    assert moved == [(fresh, TWO_GPUS[1]), (draft, TWO_GPUS[2])]
 
 
 def test_several_devices_share_the_model(fresh: Any, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +160,6 @@ def test_shared_weights_stay_together(fresh: Any, two_gpus: None) -> None:
         with pytest.raises(ConfigError, match="whose weights it shares"):
             move_pair(fresh, first_layers, **lists)
     move_pair(fresh, first_layers, target_devices=["cpu"], draft_devices=["cpu"])
-
-
-def test_target_and_draft_go_apart(model: Any, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = noisy_copy(model)
-    seen: list[tuple[Any, torch.device]] = []
-    monkeypatch.setattr(model.__class__, "to", lambda self, device: seen.append((self, device)))
-    move_pair(model, draft, target_devices=[0], draft_devices=[1])
-    assert seen == [(model, TWO_GPUS[1]), (draft, TWO_GPUS[2])]
 
 
 CALLS: dict[str, Callable[[Any], dict[str, Any]]] = {

@@ -18,7 +18,7 @@ import hf_specdec
 from hf_specdec import AutoModelForCausalLM
 from hf_specdec.compat import CACHE
 from hf_specdec.engine.model_state import state_of
-from tests.distributed.cases import arguments, seed_of
+from tests.distributed.cases import HEADS, arguments, seed_of
 from tests.helpers.support import PROMPT
 
 
@@ -41,7 +41,9 @@ def main(folder: Path) -> None:
         family = "llama" if isinstance(case, str) else case[0]
         draft = "none" if isinstance(case, str) else case[-1]
         kwargs = arguments(case, rank)
-        if draft != "none":
+        if draft == "head":
+            kwargs["assistant_model"] = HEADS[case[1]](model(family))
+        elif draft != "none":
             kwargs["assistant_model"] = model(f"{family}_draft", draft == "shared")
         results[repr(case)] = outcome(model(family), rank, kwargs)
     results["many"] = many(model("llama"), rank)
@@ -108,8 +110,8 @@ def turns(model: Any) -> list[int]:
             ids, max_new_tokens=8, **{CACHE: cache}, return_dict_in_generate=True, spec_method="prompt_lookup"
         )
         ids, cache = torch.cat([output.sequences, ids[:, :5]], dim=1), output[CACHE]
-    found: list[int] = ids[0].tolist()
-    return found
+    tokens: list[int] = ids[0].tolist()
+    return tokens
 
 
 def refused(model: Any, whole: Any, draft: Any) -> list[str]:
@@ -118,13 +120,13 @@ def refused(model: Any, whole: Any, draft: Any) -> list[str]:
         lambda: model.generate(PROMPT, max_new_tokens=4, prompt_lookup_config=[4, 2, ["cpu"]]),
         lambda: whole.generate(PROMPT, max_new_tokens=4, spec_method="draft_model", assistant_model=draft),
     )
-    found = []
+    fields = []
     for call in calls:
         try:
             call()
         except hf_specdec.ConfigError as error:
-            found.append(error.field)
-    return found
+            fields.append(error.field)
+    return fields
 
 
 if __name__ == "__main__":
