@@ -138,29 +138,6 @@ def test_it_rests_where_nothing_can_be_worth_its_time(memory: SpecMemory, worth:
     assert drafted_by(drafter, 16).tokens[0] == 3
 
 
-def test_drafts_depend_on_text_and_memory_alone(memory: SpecMemory, tmp_path: Any) -> None:
-    memory.save(tmp_path / "memory")
-    runs = [decode(drafter_of(SpecMemory.load(tmp_path / "memory")), steps=25) for _ in range(2)]
-    assert all(map(same, *runs))
-    without = decode(drafter_of(SpecMemory()), steps=25)
-    assert not all(map(same, runs[0], without))
-
-
-def test_every_token_teaches_whether_or_not_something_was_drafted(memory: SpecMemory) -> None:
-    drafter = drafter_of(memory)
-    drafter.begin(text_of(30))
-    seen = sum(memory.greedy.seen)
-    expected = list(memory.greedy.expected)
-    tree = drafted_by(drafter, 16)
-    learned(drafter, DraftTree.chain(tree.tokens[0]), None, [tree.tokens[1]])  # all nodes were cut
-    assert sum(memory.greedy.seen) == seen + 1
-    assert list(memory.greedy.expected) == expected
-    tree = drafted_by(drafter, 16)
-    learned(drafter, tree, None, [tree.tokens[1], 5])
-    assert sum(memory.greedy.seen) == seen + 3
-    assert sum(memory.greedy.expected) > sum(expected)
-
-
 def test_it_comes_to_draft_what_is_accepted() -> None:
     """The same table again and again: later steps accept more than earlier ones, also without a memory of texts."""
     trees = decode(drafter_of(SpecMemory(1, 10_000)), steps=60)

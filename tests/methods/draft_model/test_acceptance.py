@@ -49,31 +49,11 @@ def test_what_a_token_gains_beyond_a_bound_is_the_mean_of_what_was_counted() -> 
     assert abs(gain(0.0) - counts.mean(0)) < 0.01
 
 
-def test_what_children_gain_is_the_sum_of_what_each_does() -> None:
-    counts = AcceptanceCounts()
-    counts.record([(0, 0.9, True), (1, 0.05, False), (1, 0.3, True)])
-    gain = counts.gain_curve(3)
-    gains = [gain(least) for least in (0.0, 0.3, 0.9, 1.0)]
-    assert abs(gains[0] - sum(counts.mean(rank) for rank in range(3))) < 1e-9
-    assert gains == sorted(gains, reverse=True)
-    assert gains[-1] == 0.0 < gains[-2]
-
-
 def test_old_counts_fade() -> None:
     counts = AcceptanceCounts()
     for accepted in [True] * 5_000 + [False] * 1_000:
         counts.record([(0, 0.5, accepted)])
     assert counts.rate(0, 0.5) < 0.3
-
-
-def test_estimates_stay_probabilities() -> None:
-    for hit in (True, False):
-        counts = AcceptanceCounts()
-        for _ in range(3_000):
-            counts.record([(0, 1.0, hit), (5, 0.0, hit)])
-        for rank, confidence in ((0, 1.0), (5, 0.0), (3, 0.0)):
-            assert 0.0 <= counts.rate(rank, confidence) <= 1.0
-            assert 0.0 <= counts.mean(rank) <= 1.0
 
 
 def test_memory_is_bounded() -> None:

@@ -104,16 +104,6 @@ def test_a_full_window_yields_its_columns_as_ngrams() -> None:
     assert window.observe([3, 4]) == [(2, 8, 3), (5, 9, 4)]
 
 
-def test_ngrams_of_the_window_enter_the_pool_under_their_first_token() -> None:
-    drafter = LookaheadDrafter(config((3, 2, 2), fill_from_prompt=False))
-    drafter.begin([6, 7])
-    learned(drafter, drafted_by(drafter, PLENTY), logits_for([20, 21, 22]), [20])
-    assert drafter.view.window == ((20, 21, 22),)
-    learned(drafter, drafted_by(drafter, PLENTY), logits_for([30, 31, 32]), [22])
-    assert drafter.view.pool == {22: ((32,),)}
-    assert drafted_by(drafter, PLENTY).tokens == (22, 32)
-
-
 def test_a_window_that_was_not_computed_stays_but_for_its_root() -> None:
     drafter = begun((4, 4, 3))
     for _ in range(5):

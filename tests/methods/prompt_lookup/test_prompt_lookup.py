@@ -5,7 +5,6 @@ from array import array
 from typing import Any
 
 import pytest
-import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.kernels import native
@@ -120,17 +119,6 @@ def test_nothing_is_drafted_where_all_of_it_gains_less_than_drafting_at_all_cost
     assert lengths == expected
 
 
-def test_what_a_text_accepted_does_not_count_in_the_next() -> None:
-    text = random_text(0, 60)
-    drafter = drafter_of(text)
-    first = drafted_by(drafter, 10)
-    for _ in range(20):
-        tree = drafted_by(drafter, 10)
-        learned(drafter, tree, None, [(tree.tokens[1] + 1) % 5 if len(tree) > 1 else 0])
-    drafter.begin(text)
-    assert drafted_by(drafter, 10) == first
-
-
 @pytest.mark.parametrize("num_branches", [1, 4])
 def test_a_prompt_of_one_token_drafts_the_root_alone(num_branches: int) -> None:
     drafter = drafter_of([7], num_branches=num_branches)
@@ -154,16 +142,9 @@ def test_trees_stay_within_budget_and_length(seed: int, num_branches: int) -> No
             tokens = [tree.tokens[child] for child in tree.children(node)]
             assert len(tokens) == len(set(tokens))
         assert num_branches > 1 or tree.is_chain
+        branch = tree.first_branch()
+        assert list(tree.tokens[1 : 1 + len(branch)]) == branch, "nothing has to move in the cache"
     assert drafted_by(drafter, 0) == DraftTree.chain(tree.tokens[0])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_first_branch_comes_first(seed: int) -> None:
-    """Its nodes are 1, 2, 3, ...: where it is accepted nothing has to move in the cache."""
-    tree = drafted_by(drafter_of(random_text(seed, 200), num_branches=4), 32)
-    branch = tree.first_branch()
-    assert list(tree.tokens[1 : 1 + len(branch)]) == branch
-    assert list(tree.parents[1 : 1 + len(branch)]) == list(range(len(branch)))
 
 
 def test_a_tree_holds_both_continuations_and_the_likelier_one_first() -> None:
@@ -217,18 +198,6 @@ def test_ending_twice_stores_once() -> None:
     held = len(pool)
     drafter.end()
     assert len(pool) == held > 0
-
-
-def test_it_drafts_inside_transformers_loop() -> None:
-    """`get_candidates` sees the whole text each time; the draft follows it, at most `max_draft_len` long."""
-    drafter = PromptLookupDrafter(PromptLookupConfig(max_draft_len=3))
-    text = [1, 2, 3, 4, 5, 1, 2]
-    candidates, logits = drafter.get_candidates(torch.tensor([text]))
-    assert candidates.tolist() == [[*text, 3, 4, 5]]
-    assert logits is None
-    text += [3, 9, 4]
-    candidates, _ = drafter.get_candidates(torch.tensor([text]))
-    assert candidates.tolist() == [[*text, 5, 1, 2]]
 
 
 class CountingArray(array):  # type: ignore[type-arg]
