@@ -26,11 +26,14 @@ from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.registry import METHODS, config_arguments, resolve
 
 
-class _Default(str):
-    """A method that is used where neither the call nor a generation configuration names one."""
+class DefaultMethod:
+    """Value of `spec_method` that stands for `"auto"` where nothing else in a call names a method."""
+
+    def __repr__(self) -> str:
+        return "'auto'"
 
 
-AUTO: str = _Default("auto")
+AUTO = DefaultMethod()
 NONE = "none"  # `None` as text: transformers' own loop
 PLAIN = "plain"
 DRAFT_BUDGET = 64  # for a drafter of the user's, which has no configuration here
@@ -195,7 +198,7 @@ def _method_of(request: Request) -> tuple[Any, bool]:
     """
     arguments = request.arguments
     value, is_default = arguments.get("spec_method"), False
-    has_default = isinstance(value, _Default)
+    has_default = isinstance(value, DefaultMethod)
     if "spec_method" not in arguments or has_default:
         named = _named_method(arguments if has_default else _named_configs(arguments))
         if named is not None:
@@ -204,6 +207,8 @@ def _method_of(request: Request) -> tuple[Any, bool]:
             value, is_default = configured, True
         elif not has_default and isinstance(head := arguments.get("assistant_model"), DraftHead):
             value = head.methods[0]
+        else:
+            value = "auto" if has_default else None
     return None if isinstance(value, str) and value == NONE else value, is_default
 
 
