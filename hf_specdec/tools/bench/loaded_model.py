@@ -106,20 +106,30 @@ def load_model(
     _check_writes_text(model, name)
     if not model.name_or_path:  # of a GGUF file, whose weights stay packed
         model.name_or_path = model.config.name_or_path = folder
-    tokenizer, drafts = load_tokenizer(folder), dict[str, Any]()
-    for assistant in AT_HAND.get(name, ()) if assistant_models is None else assistant_models:
-        places = assistant_kwargs or _on(input_device(model))
-        draft = load_draft(folder_of(assistant), precision=draft_precision, target=model, **places)
-        if isinstance(draft, DraftHead):
-            drafts["head"] = draft.to(input_device(model))
-        else:
-            foreign = load_foreign_tokenizer(folder_of(assistant), tokenizer)
-            drafts |= {"draft_model": draft, "draft_tokenizer": foreign}
+    tokenizer = load_tokenizer(folder)
+    names = AT_HAND.get(name, ()) if assistant_models is None else assistant_models
+    places = assistant_kwargs or _on(input_device(model))
+    drafts = _load_drafts(names, model, tokenizer, precision=draft_precision, **places)
     if widen_to is not None and final_dtype is not None:
         name += f", {widen_to[0]}x{widen_to[1]}"
         model, drafts = _widened(model, drafts, final_dtype, widen_to)
     hf_specdec.enable(model, plain_kernels=plain_kernels)
     return LoadedModel(model, tokenizer, name, **drafts)
+
+
+def _load_drafts(
+    names: Sequence[str], target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **kwargs: Any
+) -> dict[str, Any]:
+    """Fields of `LoadedModel` of draft models and heads; `kwargs` are those of `load_draft`."""
+    drafts: dict[str, Any] = {}
+    for name in names:
+        draft = load_draft(folder_of(name), target=target, **kwargs)
+        if isinstance(draft, DraftHead):
+            drafts["head"] = draft.to(input_device(target))
+        else:
+            foreign = load_foreign_tokenizer(folder_of(name), tokenizer)
+            drafts |= {"draft_model": draft, "draft_tokenizer": foreign}
+    return drafts
 
 
 def _precision(field: str, name: str) -> str:

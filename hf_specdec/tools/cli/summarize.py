@@ -1,6 +1,7 @@
 """`hf-specdec summarize`: summaries by plain generation and by a method, their ROUGE scores and their speed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,35 +17,34 @@ PLAIN = "plain generate"
 TOLERANCE = 0.5  # points of ROUGE-1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryOptions:
+    """Articles, their prompts, and a check of the summaries.
+
+    Attributes:
+        articles (`Path`): A .jsonl file (.gz too) whose lines have `article` and `highlights`, as in CNN/DailyMail.
+            Default: twelve short articles that ship with the package.
+        limit (`int`): Most articles.
+        max_input_tokens (`int`): Most tokens of an article; the rest of it is left out.
+        prompt_template (`str`): The prompt of an article, with {article} in it. Default: a request through the chat
+            template, if there is one; else the article and 'TL;DR:'.
+        check_accuracy (`bool`): Exit with 1 where the method's summaries fall below a threshold.
+        rouge1_threshold (`float`): Least ROUGE-1 of the method. Default: plain's, less half a point.
+    """
+
+    articles: Path | None = None
+    limit: options.AtLeastOne = None
+    max_input_tokens: Annotated[int, typer.Option(min=1)] = 1024
+    prompt_template: str | None = None
+    check_accuracy: bool = False
+    rouge1_threshold: Annotated[float | None, typer.Option(min=0, max=100)] = None
+
+
 @spread
 def summarize(
     *,
     loading: LoadOptions,
-    articles: Annotated[
-        Path | None,
-        typer.Option(
-            help="A .jsonl file (.gz too) whose lines have `article` and `highlights`, as in CNN/DailyMail. Default: "
-            "twelve short articles that ship with the package."
-        ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most articles.")] = None,
-    max_input_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of an article; the rest of it is left out.")
-    ] = 1024,
-    prompt_template: Annotated[
-        str | None,
-        typer.Option(
-            help="The prompt of an article, with {article} in it. Default: a request through the chat template, if "
-            "there is one; else the article and 'TL;DR:'."
-        ),
-    ] = None,
-    check_accuracy: Annotated[
-        bool, typer.Option("--check-accuracy", help="Exit with 1 where the method's summaries fall below a threshold.")
-    ] = False,
-    rouge1_threshold: Annotated[
-        float | None,
-        typer.Option(min=0, max=100, help="Least ROUGE-1 of the method. Default: plain's, less half a point."),
-    ] = None,
+    summary: SummaryOptions,
     method: MethodOptions,
     max_new_tokens: options.MaxNewTokens = 100,
     sampling: SamplingOptions,
@@ -59,8 +59,8 @@ def summarize(
     if method.spec_method == "none":
         rule, remedy = "must be a method", "Plain generation runs next to every method."
         raise ConfigError("spec_method", rule, "none", remedy)
-    if rouge1_threshold is not None and not check_accuracy:
-        raise ConfigError("rouge1_threshold", "must come with check_accuracy", rouge1_threshold, "Add it.")
+    if (threshold := summary.rouge1_threshold) is not None and not summary.check_accuracy:
+        raise ConfigError("rouge1_threshold", "must come with check_accuracy", threshold, "Add it.")
     kwargs = {"max_new_tokens": max_new_tokens, **sampling.kwargs}
 
     from hf_specdec.kernels.quantization.weights import precision_of
@@ -71,9 +71,10 @@ def summarize(
     from hf_specdec.tools.summarize.run import Summarizer, check_rouge, read_articles, score_rows, summarize_all
 
     check_rouge()
-    texts, pandas = read_articles(articles, limit=limit), check_pandas()
+    texts, pandas = read_articles(summary.articles, limit=summary.limit), check_pandas()
     loaded, ours = load(loading, method)
-    summarizer = Summarizer(loaded.model, loaded.tokenizer, kwargs, seed or 0, max_input_tokens, prompt_template)
+    limits = (summary.max_input_tokens, summary.prompt_template)
+    summarizer = Summarizer(loaded.model, loaded.tokenizer, kwargs, seed or 0, *limits)
     with remembering(loaded.model, method.spec_memory):
         ways = {PLAIN: {"spec_method": None}, ours["spec_method"]: ours}
         rows = score_rows(summarize_all(summarizer, texts, ways), texts)
@@ -84,9 +85,9 @@ def summarize(
     else:
         table = pandas.DataFrame(rows).drop(columns="summaries").set_index("name").rename_axis(index=None)
         typer.echo(f"{show(table)}\n\nmodel {loaded.name}, dtype {dtype}, {len(texts)} articles, options {kwargs}")
-    if check_accuracy:
+    if summary.check_accuracy:
         follows_seed = ours["spec_config"].is_seed_exact or not sampling.do_sample
-        _check(rows, rouge1_threshold, float(follows_seed and dtype == "float32"))
+        _check(rows, threshold, float(follows_seed and dtype == "float32"))
 
 
 def _check(rows: Sequence[Mapping[str, Any]], rouge1: float | None, equal_share: float) -> None:

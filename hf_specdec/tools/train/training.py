@@ -116,15 +116,22 @@ def train_head(
     learned, held_out = _split(texts, config, args)
     set_seed(args.seed)
     if head is None:
-        trained = new_head(target, layer_ids, _counts(target, learned.examples), config.draft_vocab_size).train()
+        trained = new_head(target, layer_ids, _counts(target, learned.examples), config.draft_vocab_size)
     else:
-        trained = copy.deepcopy(head).float().train().requires_grad_(True)
+        trained = copy.deepcopy(head).float().requires_grad_(True)
+    trained.train()
     rollout = HeadRollout(trained, target, layer_ids, steps=config.rollout_steps, decay=config.step_decay)
     trainer = _trainer(rollout, args, learned, held_out, config.patience)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)))
-    metrics, best_step = trainer.evaluate(), trainer.state.best_global_step
+    report = _report(trainer)
     if trainer.is_world_process_zero():
         save_head(trained.eval().requires_grad_(False).to(target.dtype), out)
+    return report
+
+
+def _report(trainer: Trainer) -> HeadReport:
+    """What a training has reached."""
+    metrics, best_step = trainer.evaluate(), trainer.state.best_global_step
     return HeadReport(
         num_steps=trainer.state.global_step,
         best_step=trainer.state.global_step if best_step is None else best_step,
