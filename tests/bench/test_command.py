@@ -55,6 +55,14 @@ def test_an_interrupt_keeps_what_was_measured_and_the_same_command_goes_on(
     assert len(read_records(tmp_path / "new.jsonl")[1]) == 12
 
 
+def test_no_call_begins_after_the_minutes_and_the_same_command_goes_on(run: Run, tmp_path: Path) -> None:
+    """The minutes count from the beginning, loading included."""
+    result = run("bench", *SHORT, "--output", str(tmp_path / "new.jsonl"), "--max-minutes", "0")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "the time is up: no round is timed yet; the same command goes on" in result.stderr
+    assert read_records(tmp_path / "new.jsonl")[1] == []
+
+
 @pytest.mark.parametrize(("dtype", "exit_code"), [("fp32", 1), ("bf16", 0)])
 def test_other_texts_than_promised_end_with_1_in_fp32(
     run: Run, monkeypatch: pytest.MonkeyPatch, dtype: str, exit_code: int
