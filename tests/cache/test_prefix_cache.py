@@ -33,10 +33,10 @@ def test_it_finds_what_a_search_of_all_texts_finds() -> None:
         key, text = rng.choice("ab"), [rng.randrange(3) for _ in range(rng.randrange(1, 12))]
         step = rng.choice([1, 1, 4])
         longest = max((num_shared(text, other) for other in kept[key]), default=0)
-        found = cache.find(key, text, step=step)
-        assert (found.num_shared, found.length) == (longest, longest // step * step)
-        for layer, (keys, values) in found.columns.items():
-            expected = columns_of(text[: found.length])[layer]
+        result = cache.find(key, text, step=step)
+        assert (result.num_shared, result.length) == (longest, longest // step * step)
+        for layer, (keys, values) in result.columns.items():
+            expected = columns_of(text[: result.length])[layer]
             assert torch.equal(keys, expected[0])
             assert torch.equal(values, expected[1])
         put(cache, key, text)
@@ -47,13 +47,13 @@ def test_a_beginning_is_held_once() -> None:
     cache, texts = PrefixCache(), [[1, 2, 3, 4], [1, 2, 5], [1, 2], [1, 2, 3, 4, 6]]
     for text in texts:
         put(cache, "", text)
-    one = sum(tensor.nbytes for pair in columns_of([1]).values() for tensor in pair)
-    assert cache.num_bytes == one * len({tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)})
+    item = sum(tensor.nbytes for pair in columns_of([1]).values() for tensor in pair)
+    assert cache.num_bytes == item * len({tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)})
 
 
 def test_texts_that_were_not_used_for_longest_leave_first() -> None:
-    one = sum(tensor.nbytes for pair in columns_of([1]).values() for tensor in pair)
-    rng, cache, used = random.Random(1), PrefixCache(30 * one), list[int]()
+    item = sum(tensor.nbytes for pair in columns_of([1]).values() for tensor in pair)
+    rng, cache, used = random.Random(1), PrefixCache(30 * item), list[int]()
     for _ in range(200):
         text = rng.randrange(12)
         put(cache, "", [text] * 5)

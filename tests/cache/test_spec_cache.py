@@ -130,8 +130,8 @@ def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
         forward(ours, new)
         ours.commit(paths)
         for row, reference in enumerate(references):
-            own = [(keys[row : row + 1], values[row : row + 1]) for keys, values in new]
-            forward(reference, select(own, paths[row]))
+            mine = [(keys[row : row + 1], values[row : row + 1]) for keys, values in new]
+            forward(reference, select(mine, paths[row]))
     assert len(set(ours.lengths)) > 1
     for row, reference in enumerate(references):
         assert ours.lengths[row] == reference.get_seq_length()

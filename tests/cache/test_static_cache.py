@@ -175,9 +175,9 @@ def test_positions_that_are_set_to_ask_about_a_forward_leave_no_tensor_to_the_ne
     kept = ours.columns_on(device)
     for width in (2, 3):
         with ours.placed(width):
-            asked = ours.columns_on(device)
-            assert asked.tolist() == [list(range(5, 5 + width))]
+            wanted = ours.columns_on(device)
+            assert wanted.tolist() == [list(range(5, 5 + width))]
         ours.place(width)
-        assert (ours.columns_on(device) is asked) == (width == 2)
+        assert (ours.columns_on(device) is wanted) == (width == 2)
     assert ours.place(2) is None
     assert ours.columns_on(device) is kept

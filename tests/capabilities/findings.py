@@ -93,8 +93,8 @@ def examine(model_type: str, kind: str) -> Finding:
     """Build the model, probe it, and compare every method on one prompt and on a batch."""
     model = varied(model_type, kind)
     hf_specdec.enable(model)
-    found = hf_specdec.capability(model)
-    equal, accepted, batch, reasons = True, 0, "yes", [found.reason] if found.tier != "tree" else []
+    result = hf_specdec.capability(model)
+    equal, accepted, batch, reasons = True, 0, "yes", [result.reason] if result.tier != "tree" else []
     for rows in (1, 3):
         try:
             expected = model.__class__.generate(model, **inputs(model, rows=rows), **SETTINGS)
@@ -113,19 +113,19 @@ def examine(model_type: str, kind: str) -> Finding:
                 reasons.append(stats.plain_reason)
     reason = "; ".join(dict.fromkeys(reasons))
     is_own = model.__class__.generate is not GenerationMixin.generate
-    return Finding(type(model).__name__, model_type, kind, found.tier, batch, equal, reason, accepted, is_own)
+    return Finding(type(model).__name__, model_type, kind, result.tier, batch, equal, reason, accepted, is_own)
 
 
 def _caches_differ(output: Any, expected: Any) -> float:
     """The largest difference of what two outputs' caches hold, over the norm of a tensor; infinity for other shapes."""
-    own, wanted = [
-        [one.double() for one in contents(getattr(found, CACHE, None)) if one.is_floating_point()]
-        for found in (output, expected)
+    ours, wanted = [
+        [item.double() for item in contents(getattr(result, CACHE, None)) if item.is_floating_point()]
+        for result in (output, expected)
     ]
-    if [one.shape for one in own] != [one.shape for one in wanted]:
+    if [item.shape for item in ours] != [item.shape for item in wanted]:
         return math.inf
-    pairs = zip(own, wanted, strict=True)
-    return max((float((one - two).norm() / (two.norm() + 1e-9)) for one, two in pairs), default=0.0)
+    pairs = zip(ours, wanted, strict=True)
+    return max((float((item - two).norm() / (two.norm() + 1e-9)) for item, two in pairs), default=0.0)
 
 
 def _speculated(model: Any, rows: int, expected: list[list[int]]) -> Iterator[Any]:

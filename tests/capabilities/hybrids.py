@@ -68,7 +68,7 @@ class KnownDrafter(CheckedDrafter):
 
 def widened(name: str) -> tuple[Any, float]:
     """A model, and the seconds of processor time of its forward of one token."""
-    found: tuple[Any, float] = (None, 0.0)
+    result: tuple[Any, float] = (None, 0.0)
     for factor in (8, 12, 16, 24, 32, 48):
         config = shrunk(name)
         text = config.get_text_config()
@@ -86,16 +86,16 @@ def widened(name: str) -> tuple[Any, float]:
                 start = time.process_time()
                 step()
                 times.append(time.process_time() - start)
-        found = model, statistics.median(times)
-        if found[1] >= SECONDS:
+        result = model, statistics.median(times)
+        if result[1] >= SECONDS:
             break
-    return found
+    return result
 
 
 def measure(name: str) -> dict[str, Any]:
     """One line of the page, as it is kept."""
     model, seconds = widened(name)
-    own, copied = hf_specdec.enable(model), hf_specdec.enable(copy.deepcopy(model))
+    ours, copied = hf_specdec.enable(model), hf_specdec.enable(copy.deepcopy(model))
     times: dict[str, list[float]] = {name: [] for name in ("plain", "known", "copied", "prompt_lookup", "auto")}
     again, outputs = {}, {}
     for number in range(ROUNDS + 1):  # the first is not counted
@@ -104,12 +104,12 @@ def measure(name: str) -> dict[str, Any]:
             with _unknown_layers() if run == "copied" else contextlib.nullcontext(), _watched() as refed:
                 start = time.process_time()
                 if run == "plain":
-                    outputs[run] = plain(own, ids, **CALL)
+                    outputs[run] = plain(ours, ids, **CALL)
                 elif run in ("known", "copied"):
                     drafter = functools.partial(KnownDrafter, outputs["plain"].sequences[0].tolist())
-                    outputs[run] = (own if run == "known" else copied).generate(ids, **CALL, spec_method=drafter)
+                    outputs[run] = (ours if run == "known" else copied).generate(ids, **CALL, spec_method=drafter)
                 else:
-                    outputs[run] = own.generate(ids, **CALL, spec_method=run)
+                    outputs[run] = ours.generate(ids, **CALL, spec_method=run)
                 taken.append(time.process_time() - start)
             again[run] = refed[0]
             assert outputs[run].sequences.tolist() == outputs["plain"].sequences.tolist()
@@ -151,11 +151,12 @@ def _watched() -> Iterator[list[int]]:
 def page(records: list[dict[str, Any]]) -> str:
     """The whole page."""
     lines = []
-    for one in sorted(records, key=lambda one: one["model"]):
-        speeds = " | ".join(f"{one['speeds'][run]:.2f}" for run in ("known", "copied", "prompt_lookup", "auto"))
+    for item in sorted(records, key=lambda item: item["model"]):
+        speeds = " | ".join(f"{item['speeds'][run]:.2f}" for run in ("known", "copied", "prompt_lookup", "auto"))
         lines.append(
-            f"| {one['model']} | {one['tier']} | {one['ms']:.0f} ms | {one['tokens']:.1f} | {one['computed']:.2f} | "
-            f"{one['again']} ({one['copied_again']}) | {speeds} | {one['state_bytes'] / 1024:.0f} KB |"
+            f"| {item['model']} | {item['tier']} | {item['ms']:.0f} ms | {item['tokens']:.1f} | "
+            f"{item['computed']:.2f} | {item['again']} ({item['copied_again']}) | {speeds} | "
+            f"{item['state_bytes'] / 1024:.0f} KB |"
         )
     return HEAD + "\n".join(lines) + "\n"
 

@@ -61,9 +61,9 @@ def test_an_architecture_writes_what_plain_generation_writes(model_type: str, ki
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["reformer", "xlnet"])
 def test_a_model_that_keeps_states_of_a_kind_of_its_own_is_not_said_to_keep_none(model_type: str) -> None:
-    found = probe(varied(model_type, "causal"))
-    assert found.tier == "plain"
-    assert "keeps no cache" not in found.reason
+    result = probe(varied(model_type, "causal"))
+    assert result.tier == "plain"
+    assert "keeps no cache" not in result.reason
 
 
 @pytest.mark.filterwarnings("ignore")

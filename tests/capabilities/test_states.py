@@ -24,7 +24,7 @@ CALL: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "return_dict_i
 def state_errors(cache: Any, wanted: Any) -> list[float]:
     """The difference of each tensor, over its norm."""
     pairs = zip(contents(cache), contents(wanted), strict=True)
-    return [float((own.float() - other.float()).norm() / (other.float().norm() + 1e-9)) for own, other in pairs]
+    return [float((ours.float() - other.float()).norm() / (other.float().norm() + 1e-9)) for ours, other in pairs]
 
 
 @pytest.fixture
@@ -152,5 +152,5 @@ def test_a_state_that_several_tokens_change_more_is_found_though_no_logit_shows_
             cache.layers[module.layer_idx].recurrent_states[0].mul_(1.001)
 
     layer.register_forward_hook(change, with_kwargs=True)
-    found = hf_specdec.capability(hf_specdec.enable(model))
-    assert (found.tier, "states in the cache differ by 0.001" in found.reason) == ("plain", True)
+    result = hf_specdec.capability(hf_specdec.enable(model))
+    assert (result.tier, "states in the cache differ by 0.001" in result.reason) == ("plain", True)

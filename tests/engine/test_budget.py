@@ -202,20 +202,20 @@ def test_sizes_that_cost_more_than_assumed_are_not_tried_one_after_the_other() -
 
 def pauses(budget: Budget, steps: int, **how: float) -> list[int]:
     """Lengths of the pauses in so many steps."""
-    found, length = [], 0
+    result, length = [], 0
     for _ in range(steps):
         if step(budget, how["probability"], num_tokens=1, drafting=how["drafting"]) is None:
             length += 1
         elif length:
-            found.append(length)
+            result.append(length)
             length = 0
-    return found
+    return result
 
 
 def test_drafters_are_paused_where_drafting_costs_more_than_it_gains_and_ever_longer() -> None:
-    found = pauses(budget_of(0.5), 1_500, probability=0.05, drafting=0.2 * ONE)
-    assert found[:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
-    assert max(found) == LONGEST_PAUSE
+    result = pauses(budget_of(0.5), 1_500, probability=0.05, drafting=0.2 * ONE)
+    assert result[:3] == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
+    assert max(result) == LONGEST_PAUSE
 
 
 def test_a_first_pause_comes_when_so_much_is_lost_and_no_sooner() -> None:

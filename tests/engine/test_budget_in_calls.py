@@ -42,7 +42,7 @@ class Clock:
 def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first forward takes as long as 300 steps, the others as long as three, and its size promises less."""
     prompt = tokenizer("def add(a, b):\n    return a + b\n\n\ndef add_all(a, b):\n", return_tensors="pt").input_ids
-    drafted, asked, texts = {}, {}, []
+    drafted, wanted, texts = {}, {}, []
     for name in ("alone", "with a head"):
         model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
         head = hf_specdec.AutoDraftHead.from_pretrained(embedded.path("head"))
@@ -59,10 +59,10 @@ def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch
                 return_dict_in_generate=True,
                 **how,
             )
-        drafted[name], asked[name] = out.spec_stats.num_draft_tokens, clock.num_asked
+        drafted[name], wanted[name] = out.spec_stats.num_draft_tokens, clock.num_asked
         texts.append(out.sequences)
     expected = model.generate(prompt, max_new_tokens=96, do_sample=False)
     assert all(torch.equal(text, expected) for text in texts)
-    assert asked["alone"] == 0
-    assert 0 < asked["with a head"] < 10, "it costs more than it gains"
+    assert wanted["alone"] == 0
+    assert 0 < wanted["with a head"] < 10, "it costs more than it gains"
     assert drafted["with a head"] > 0.7 * drafted["alone"] > 20

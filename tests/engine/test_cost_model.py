@@ -181,8 +181,8 @@ def test_a_token_more_a_row_costs_what_so_many_tokens_add_to_a_forward(num_rows:
     costs = StepCosts.of_device(torch.device("cpu"))
     slope = costs.token_cost(1, 4, dtype=torch.float32)
     forward_of_one_each, forward_of_two_each = (1.0 + slope * (tokens - 1) for tokens in (num_rows, 2 * num_rows))
-    found = costs.token_cost(num_rows, 4, dtype=torch.float32)
-    assert found == pytest.approx(forward_of_two_each / forward_of_one_each - 1.0)
+    result = costs.token_cost(num_rows, 4, dtype=torch.float32)
+    assert result == pytest.approx(forward_of_two_each / forward_of_one_each - 1.0)
 
 
 def test_networks_whose_speeds_are_kept_are_bounded_and_told_apart() -> None:

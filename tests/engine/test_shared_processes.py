@@ -62,8 +62,8 @@ def test_a_process_draws_nothing_that_no_one_sees() -> None:
 
 @pytest.mark.parametrize("has_own", [False, True])
 def test_criteria_of_the_users_own_are_asked_in_every_process(has_own: bool) -> None:
-    asked: list[int] = []
-    criteria: list[Any] = [lambda ids, scores: asked.append(1) or False] if has_own else []
+    wanted: list[int] = []
+    criteria: list[Any] = [lambda ids, scores: wanted.append(1) or False] if has_own else []
     follower: Any = Follower(1)
     assert AgreedStopCheck(StoppingCriteriaList(criteria), follower)(TEXT, None) is True
-    assert len(asked) == has_own
+    assert len(wanted) == has_own

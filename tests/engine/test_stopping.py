@@ -24,13 +24,13 @@ def test_length_and_end_of_text_stop_without_a_tensor(tokens: list[int], length:
 
 
 def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
-    asked: list[tuple[int, Any]] = []
+    wanted: list[tuple[int, Any]] = []
 
     def criterion(ids: torch.Tensor, scores: Any) -> bool:
-        asked.append((ids.shape[1], scores))
-        return len(asked) == 1
+        wanted.append((ids.shape[1], scores))
+        return len(wanted) == 1
 
     check = StopCheck(StoppingCriteriaList([criterion, MaxLengthCriteria(9), criterion]))
     score = torch.zeros(1, 3)
     assert check(TEXT, [score]) is True
-    assert [(length, scores[0] is score) for length, scores in asked] == [(3, True), (3, True)]
+    assert [(length, scores[0] is score) for length, scores in wanted] == [(3, True), (3, True)]

@@ -22,14 +22,14 @@ def target(text: tuple[int, ...], vocab_size: int) -> int:
 
 def follow(tree: DraftTree, vocab_size: int, stop_after: int | None = None) -> tuple[VerifyResult, list[int]]:
     """Walk with a target that sees the text along the path; also returns the nodes it was asked about."""
-    asked: list[int] = []
+    wanted: list[int] = []
 
     def choose(node: int) -> tuple[int, bool]:
-        asked.append(node)
+        wanted.append(node)
         text = tuple(tree.tokens[step] for step in tree.path(node))
-        return target(text, vocab_size), len(asked) == stop_after
+        return target(text, vocab_size), len(wanted) == stop_after
 
-    return verify_tree(tree, choose), asked
+    return verify_tree(tree, choose), wanted
 
 
 def decode(root: int, vocab_size: int, num_tokens: int) -> list[int]:
@@ -43,9 +43,9 @@ def decode(root: int, vocab_size: int, num_tokens: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(50))
 def test_the_tokens_are_those_of_plain_decoding(seed: int) -> None:
     tree = random_tree(random.Random(seed), num_nodes=20, vocab_size=3)
-    result, asked = follow(tree, vocab_size=3)
+    result, wanted = follow(tree, vocab_size=3)
     assert result.tokens == decode(tree.tokens[0], 3, len(result.tokens))
-    assert asked == result.path, "the target is asked once per emitted token, in order"
+    assert wanted == result.path, "the target is asked once per emitted token, in order"
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -62,6 +62,6 @@ def test_the_path_is_the_longest_one_that_holds_them(seed: int) -> None:
 def test_a_stop_ends_the_walk_even_inside_the_tree(stop_after: int) -> None:
     """The token that ends the text is the last one, and its key is not part of the cache."""
     tree = DraftTree.chain(0, decode(0, 5, 6))
-    result, asked = follow(tree, vocab_size=5, stop_after=stop_after)
+    result, wanted = follow(tree, vocab_size=5, stop_after=stop_after)
     assert result.tokens == decode(0, 5, stop_after)
-    assert result.path == list(range(stop_after)) == asked
+    assert result.path == list(range(stop_after)) == wanted

@@ -53,10 +53,10 @@ def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attrib
         direct = compat.without_guards(step, inputs(1.0))
         assert direct is not None
         for value in (1.0, 2.0):
-            given = inputs(value)
-            found, bound = direct.bind(given, lambda: [model])
-            assert found[0].logits.tolist() == [12 * value] * 3
-            assert model.last is (given["x"] if keeps else None)
+            values = inputs(value)
+            result, bound = direct.bind(values, lambda: [model])
+            assert result[0].logits.tolist() == [12 * value] * 3
+            assert model.last is (values["x"] if keeps else None)
             assert (bound is None) == bool(keeps)
             if bound is not None:
                 again = bound(**inputs(3.0))
@@ -70,8 +70,8 @@ def test_a_graph_is_not_bound_where_the_function_returns_what_is_not_the_graphs(
     step(x=torch.ones(2))
     direct = compat.without_guards(step, {"x": torch.ones(2)})
     assert direct is not None
-    found, bound = direct.bind({"x": torch.ones(2)}, list)
-    assert found[1] is kept
+    result, bound = direct.bind({"x": torch.ones(2)}, list)
+    assert result[1] is kept
     assert bound is None
 
 

@@ -134,12 +134,12 @@ def test_graphs_go_with_the_forwards_that_they_were_made_for() -> None:
 
 
 def test_a_step_that_keeps_its_guards_is_asked_for_others_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(compat, "without_guards", lambda *arguments: asked.append(arguments))
+    wanted: list[Any] = []
+    monkeypatch.setattr(compat, "without_guards", lambda *arguments: wanted.append(arguments))
     steps, inputs = CheckedSteps(), {"columns": torch.ones(1, 2)}
     for _ in range(3):
         steps.run(lambda columns: (None, columns), (1, 2), inputs, {}, list)
-    assert len(asked) == 2, "before it has run, and after"
+    assert len(wanted) == 2, "before it has run, and after"
 
 
 def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
@@ -149,9 +149,9 @@ def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
         hash(form)
         return form, objects
 
-    one = {"ids": torch.zeros(1, 3), "cache": [object()], "names": ("a", 1), "masks": {"full": torch.zeros(2)}}
-    again = one | {"ids": torch.ones(1, 3), "masks": {"full": torch.ones(2)}}
-    assert likeness(one) == likeness(again)
+    item = {"ids": torch.zeros(1, 3), "cache": [object()], "names": ("a", 1), "masks": {"full": torch.zeros(2)}}
+    again = item | {"ids": torch.ones(1, 3), "masks": {"full": torch.ones(2)}}
+    assert likeness(item) == likeness(again)
     others: list[dict[str, Any]] = [
         {"ids": torch.zeros(1, 4)},
         {"ids": torch.zeros(3, 1).t().contiguous().as_strided((1, 3), (1, 1))},
@@ -164,10 +164,10 @@ def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
         {"cache": [CompiledForward(Model(), {})]},
     ]
     for other in others:
-        assert likeness(one)[0] != likeness(one | other)[0]
-    form, objects = likeness(one | {"cache": [object()]})
-    assert form == likeness(one)[0]
-    assert objects != likeness(one)[1]
+        assert likeness(item)[0] != likeness(item | other)[0]
+    form, objects = likeness(item | {"cache": [object()]})
+    assert form == likeness(item)[0]
+    assert objects != likeness(item)[1]
 
 
 def test_later_calls_check_the_guards_of_a_graph_once_for_all_widths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,8 @@ class Both:
     def assert_alike(self, trees: Sequence[DraftTree | None]) -> None:
         """Both give the same logits."""
         expected, ours = (runner.score(trees) for runner in self.runners)
-        for one, other in zip(expected, ours, strict=True):
-            torch.testing.assert_close(other.logits, one.logits, atol=2e-4, rtol=2e-4)
+        for item, other in zip(expected, ours, strict=True):
+            torch.testing.assert_close(other.logits, item.logits, atol=2e-4, rtol=2e-4)
 
     def root(self, place: int) -> int:
         """The last token of a text."""

@@ -54,8 +54,8 @@ def drafted(
 
 @pytest.mark.parametrize("fields", [{"draft_len": 4}, {"draft_len": 4, "num_branches": 2}], ids=["chain", "tree"])
 def test_rows_draft_together_what_they_draft_alone_where_forwards_cost_nothing(fields: dict[str, int]) -> None:
-    together, asked = drafted([0.0] * 3, [1.0, 2.0, 8.0], **fields)
-    assert asked == [3] * 4
+    together, wanted = drafted([0.0] * 3, [1.0, 2.0, 8.0], **fields)
+    assert wanted == [3] * 4
     alone = drafted([0.0], [1.0], **fields)[0]
     assert together[:1] == alone
 
@@ -68,6 +68,6 @@ def test_a_sure_row_alone_drafts_further_than_beside_unsure_ones() -> None:
 
 
 def test_no_row_drafts_where_a_forward_costs_more_than_it_gains() -> None:
-    trees, asked = drafted([2.0] * 3, [8.0] * 3, draft_len=4)
-    assert asked == []
+    trees, wanted = drafted([2.0] * 3, [8.0] * 3, draft_len=4)
+    assert wanted == []
     assert [tree.num_draft_tokens for tree in trees] == [0, 0, 0]

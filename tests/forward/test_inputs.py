@@ -43,12 +43,12 @@ def runner(model: object, rows: slice) -> tuple[ModelRunner, list[TokenBuffer]]:
     texts = [TokenBuffer(ids[row : row + 1], room=9) for row in range(len(ids))]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     kwargs = {"attention_mask": mask, "position_ids": positions, CACHE: DynamicCache(), "use_cache": True}
-    found = ModelRunner(model, ids, GenerationConfig(max_length=20), kwargs, texts, tier="tree", keep_cache=False)
+    result = ModelRunner(model, ids, GenerationConfig(max_length=20), kwargs, texts, tier="tree", keep_cache=False)
     with torch.no_grad():
-        found.prefill()
+        result.prefill()
     for text in texts:
         text.append(11)
-    return found, texts
+    return result, texts
 
 
 def fork(root: int) -> DraftTree:
@@ -130,11 +130,11 @@ def test_rows_of_takes_what_has_one_entry_a_row() -> None:
         "scale": torch.tensor(2.0),
         "name": "kept",
     }
-    found = rows_of(kwargs, [2, 0], 3)
-    assert found["attention_mask"].tolist() == [[4, 5], [0, 1]]
-    assert torch.equal(found["position_ids"], kwargs["position_ids"][:, [2, 0]])
-    assert torch.equal(found["encoder_outputs"].last_hidden_state, kwargs["encoder_outputs"].last_hidden_state[[2, 0]])
-    assert (found["scale"], found["name"]) == (2.0, "kept")
+    result = rows_of(kwargs, [2, 0], 3)
+    assert result["attention_mask"].tolist() == [[4, 5], [0, 1]]
+    assert torch.equal(result["position_ids"], kwargs["position_ids"][:, [2, 0]])
+    assert torch.equal(result["encoder_outputs"].last_hidden_state, kwargs["encoder_outputs"].last_hidden_state[[2, 0]])
+    assert (result["scale"], result["name"]) == (2.0, "kept")
 
 
 @torch.no_grad()
@@ -154,12 +154,12 @@ def test_hidden_states_are_those_of_the_layers_that_were_asked_for(llama: object
     target.prefill()
     text.append(11)
     expected = llama(ids, output_hidden_states=True).hidden_states
-    for found, layer in zip(target.states_read(0), (1, 3), strict=True):
-        torch.testing.assert_close(found, expected[layer][0], atol=1e-5, rtol=1e-4)
+    for result, layer in zip(target.states_read(0), (1, 3), strict=True):
+        torch.testing.assert_close(result, expected[layer][0], atol=1e-5, rtol=1e-4)
     target.forward([fork(11)])
     states = target.states_read(0)
     for path in ([0, 1, 3], [0, 2]):
         tokens = torch.tensor([[*ids[0].tolist(), *(fork(11).tokens[node] for node in path)]])
         expected = llama(tokens, output_hidden_states=True).hidden_states
-        for found, layer in zip(states, (1, 3), strict=True):
-            torch.testing.assert_close(found[path], expected[layer][0, 4:], atol=1e-5, rtol=1e-4)
+        for result, layer in zip(states, (1, 3), strict=True):
+            torch.testing.assert_close(result[path], expected[layer][0, 4:], atol=1e-5, rtol=1e-4)

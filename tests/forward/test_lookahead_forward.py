@@ -47,9 +47,9 @@ def text_of_column(text: list[int], tree: DraftTree, column: int) -> list[int]:
     if column < len(tree):
         return text[:-1] + [tree.tokens[node] for node in tree.path(column)]
     assert tree.extra is not None
-    own = column - len(tree)
+    ours = column - len(tree)
     tokens, depths = (tree.tokens[0], *tree.extra.tokens), (0, *tree.extra.depths)
-    seen = [place for place in range(len(tokens)) if tree.extra.visible[own, place]]
+    seen = [place for place in range(len(tokens)) if tree.extra.visible[ours, place]]
     return text[:-1] + [tokens[place] for place in sorted(seen, key=lambda place: depths[place])]
 
 

@@ -70,14 +70,14 @@ def test_a_rules_mask_is_the_models(family: str, attention: str, pad: int, fixed
         mask = torch.ones((len(lengths), rows.length), dtype=torch.long)
         mask[0, :pad] = 0
         padding = mask[:, :pad].bool() if pad else None
-        asked = TreeMasks(model).build(rows, cache, mask if pad else None, padding=padding)
-        found = by_rule.build(rows, cache, mask if pad else None, padding=padding)
+        wanted = TreeMasks(model).build(rows, cache, mask if pad else None, padding=padding)
+        result = by_rule.build(rows, cache, mask if pad else None, padding=padding)
         assert by_rule.rules is not None
-        pairs = [(found[kind], asked[kind]) for kind in asked] if isinstance(asked, dict) else [(found, asked)]
-        for own, expected in pairs:
-            assert own.dtype == expected.dtype
-            assert own.is_contiguous()
-            torch.testing.assert_close(own, expected, rtol=0, atol=0)
+        pairs = [(result[kind], wanted[kind]) for kind in wanted] if isinstance(wanted, dict) else [(result, wanted)]
+        for ours, expected in pairs:
+            assert ours.dtype == expected.dtype
+            assert ours.is_contiguous()
+            torch.testing.assert_close(ours, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("pad", [0, 3])
@@ -99,11 +99,11 @@ def test_a_step_makes_the_same_masks_of_what_is_sent_for_a_tree(family: str, att
             arrays, columns = masks.rules.tree_arrays(rows), torch.tensor(lengths)[:, None] + torch.arange(size)
             sent = [torch.from_numpy(array) for array in arrays]
             tree = masks.rules.tree(sent, columns, seen, CAPACITY)
-            found = with_masks({TREE: tree | {"name": "mask"}, "other": 1})
-            assert found.keys() == {"mask", "other"}
-            pairs = found["mask"] if isinstance(expected, dict) else {None: found["mask"]}
-            for kind, own in pairs.items():
-                torch.testing.assert_close(own, expected[kind] if kind else expected, rtol=0, atol=0)
+            result = with_masks({TREE: tree | {"name": "mask"}, "other": 1})
+            assert result.keys() == {"mask", "other"}
+            pairs = result["mask"] if isinstance(expected, dict) else {None: result["mask"]}
+            for kind, ours in pairs.items():
+                torch.testing.assert_close(ours, expected[kind] if kind else expected, rtol=0, atol=0)
 
 
 def test_a_window_is_found_by_asking_about_positions() -> None:
@@ -142,8 +142,8 @@ def test_a_model_that_changes_its_mask_is_asked_at_every_step(monkeypatch: pytes
     masks = TreeMasks(model)
     for length in (12, 13):
         rows = rows_of(generator, [length], 4, fixed=False)
-        found = masks.build(rows, Cache([length], 3, capacity=None), None)
-        assert bool((found[..., 2] < 0).all())
+        result = masks.build(rows, Cache([length], 3, capacity=None), None)
+        assert bool((result[..., 2] < 0).all())
 
 
 def test_a_static_caches_windows_need_no_columns_of_their_own() -> None:

@@ -34,7 +34,7 @@ def computed(model: Any, *, packs: bool) -> tuple[list[torch.Tensor], list[tuple
     original, logits = embeddings.forward, []
     with torch.no_grad():
         runner.prefill()
-        embeddings.forward = lambda given: shapes.append(tuple(given.shape)) or original(given)
+        embeddings.forward = lambda inputs: shapes.append(tuple(inputs.shape)) or original(inputs)
         for width in range(3):
             trees = [DraftTree.chain(7, range(8, 8 + width * row)) for row in range(4)]
             trees[1] = forked(7)

@@ -30,10 +30,10 @@ PADDING = 3
 class Told(AutoDrafter):
     """Keeps what it is told of its prompt."""
 
-    told: tuple[Array, Array] | None = None
+    heard: tuple[Array, Array] | None = None
 
     def learn_prompt(self, tokens: Array, log_probs: Array) -> None:
-        self.told = tokens, log_probs
+        self.heard = tokens, log_probs
         super().learn_prompt(tokens, log_probs)
 
 
@@ -68,30 +68,30 @@ def expected_of(model: PreTrainedModel, tokens: Sequence[int], looked_at: Sequen
 
 def test_each_row_is_told_of_its_own_prompt(model: PreTrainedModel) -> None:
     for drafter, tokens in zip(drafters_of(model), (PROMPTS[0], PROMPTS[1][PADDING:]), strict=True):
-        assert drafter.told is not None
+        assert drafter.heard is not None
         likeliest, log_probs = expected_of(model, tokens, range(64))
-        assert drafter.told[0].tolist() == likeliest.tolist()
-        np.testing.assert_allclose(drafter.told[1], log_probs, atol=1e-4)
+        assert drafter.heard[0].tolist() == likeliest.tolist()
+        np.testing.assert_allclose(drafter.heard[1], log_probs, atol=1e-4)
 
 
 def test_of_many_tokens_the_first_ids_and_the_prompt_s_own_are_looked_at(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_logits, "NUM_FREQUENT", 8)
-    told = drafters_of(model)[0].told
-    assert told is not None
-    assert told[0].tolist() == expected_of(model, PROMPTS[0], [*range(8), 9, 40])[0].tolist()
+    message = drafters_of(model)[0].heard
+    assert message is not None
+    assert message[0].tolist() == expected_of(model, PROMPTS[0], [*range(8), 9, 40])[0].tolist()
 
 
 def test_logits_that_the_model_scales_are_left_alone() -> None:
     model = hf_specdec.enable(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)).eval())
-    assert [drafter.told for drafter in drafters_of(model)] == [None, None]
+    assert [drafter.heard for drafter in drafters_of(model)] == [None, None]
 
 
 def test_states_that_the_head_reads_projected_are_left_alone() -> None:
     config = RemBertConfig(**SIZES, input_embedding_size=8, output_embedding_size=32, is_decoder=True)
     model = hf_specdec.enable(RemBertForCausalLM(config).eval())
-    assert [drafter.told for drafter in drafters_of(model)] == [None, None]
+    assert [drafter.heard for drafter in drafters_of(model)] == [None, None]
 
 
 def test_what_a_prompt_tells_is_found_under_its_tokens() -> None:

@@ -76,10 +76,10 @@ def test_blocks_of_two_threads_share_a_replacement_until_the_last_ends(layer: An
 
 @pytest.mark.parametrize("wraps", [False, True])
 def test_a_forward_that_was_there_is_wrapped_or_kept_and_is_there_again(layer: Any, wraps: bool) -> None:
-    layer.forward = own = lambda value: value + 10
+    layer.forward = ours = lambda value: value + 10
     with replaced([Doubled(layer)], wraps=wraps, states=[]):
         assert of(layer) == (22.0 if wraps else 11.0)
-    assert layer.forward is own
+    assert layer.forward is ours
 
 
 def test_what_an_interrupt_leaves_does_nothing_and_goes_with_the_next_block(layer: Any) -> None:

@@ -65,8 +65,8 @@ def plainly(model: Any, prompt: torch.Tensor, tokens: list[int]) -> Any:
 
 
 def assert_equal_states(cache: Any, expected: Any) -> None:
-    for own, wanted in zip(contents(cache), contents(expected), strict=True):
-        error = (own.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-9)
+    for ours, wanted in zip(contents(cache), contents(expected), strict=True):
+        error = (ours.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-9)
         assert error < 1e-4
 
 
@@ -77,6 +77,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(CoreColumns, "fits", lambda *_: False)
 
 
+@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", FAMILIES)
@@ -88,24 +89,25 @@ def test_nodes_of_trees_follow_from_their_parents(name: str) -> None:
     first = target.forward([tree(5)] * 2)
     second = target.forward([tree()] * 2)
     for row, prompt in enumerate(PROMPTS):
-        found = torch.cat([first[row], second[row]])
+        result = torch.cat([first[row], second[row]])
         for node in range(len(TOKENS)):
             path = path_to(node)
-            wanted = plainly(model, prompt, [TOKENS[one] for one in path]).logits[0, -1]
-            torch.testing.assert_close(found[node], wanted, atol=2e-4 * float(wanted.abs().max()), rtol=0)
+            wanted = plainly(model, prompt, [TOKENS[item] for item in path]).logits[0, -1]
+            torch.testing.assert_close(result[node], wanted, atol=2e-4 * float(wanted.abs().max()), rtol=0)
     paths = [path_to(7), path_to(4)]
     target.commit(paths)
     for text, path in zip(target.texts, paths, strict=True):
         for node in path[1:]:
             text.append(TOKENS[node])
         text.append(1)
-    found = target.forward([DraftTree.chain(1, [2]), DraftTree.chain(1, [8])])
+    result = target.forward([DraftTree.chain(1, [2]), DraftTree.chain(1, [8])])
     for row, path in enumerate(paths):
         tokens = [TOKENS[node] for node in path]
         wanted = plainly(model, PROMPTS[row], [*tokens, 1]).logits[0, -1]
-        torch.testing.assert_close(found[row][0], wanted, atol=2e-4 * float(wanted.abs().max()), rtol=0)
+        torch.testing.assert_close(result[row][0], wanted, atol=2e-4 * float(wanted.abs().max()), rtol=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("node", [0, 7])
@@ -117,10 +119,11 @@ def test_states_are_picked_by_the_path_that_is_kept(name: str, node: int) -> Non
     target.forward([tree()])
     target.commit([path_to(node)])
     target.close()
-    expected = plainly(model, PROMPTS[0], [TOKENS[one] for one in path_to(node)])
+    expected = plainly(model, PROMPTS[0], [TOKENS[item] for item in path_to(node)])
     assert_equal_states(target.cache.handed_out, expected.cache)
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["falcon_h1", "jamba", "mamba2", "nemotron_h", "qwen3_next", "zamba2"])
 def test_no_token_is_computed_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +153,7 @@ def test_no_token_is_computed_twice(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert output.spec_stats.num_accepted_tokens > 0
     prompts = [[5, 8, 2, 14, 5, 8, 2], [9, 4, 17, 6, 3, 9, 4, 17], [3, 3, 3]]
     alone = [plain(model, torch.tensor([prompt]), **call)[0, len(prompt) :].tolist() for prompt in prompts]
-    results = sorted(hf_specdec.generate_many(model, prompts, **call, max_batch_size=2), key=lambda one: one.index)
+    results = sorted(hf_specdec.generate_many(model, prompts, **call, max_batch_size=2), key=lambda item: item.index)
     assert [result.token_ids for result in results] == alone
     assert results[0].stats.plan.shares_batch
     assert len(fed) > 20 and not any(fed)
@@ -177,10 +180,10 @@ def test_other_threads_and_copies_compute_as_always() -> None:
     """While a forward is recorded."""
     model = model_of("qwen3_next")
     expected = model(PROMPTS).logits
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
 
     def meanwhile(*_: Any) -> None:
-        thread = threading.Thread(target=lambda: found.append(model(PROMPTS).logits))
+        thread = threading.Thread(target=lambda: result.append(model(PROMPTS).logits))
         handle.remove()
         thread.start()
         thread.join()
@@ -191,7 +194,7 @@ def test_other_threads_and_copies_compute_as_always() -> None:
     target = runner(model, PROMPTS[:1])
     handle = model.model.layers[1].register_forward_pre_hook(meanwhile)
     target.forward([tree()])
-    assert torch.equal(found[0], expected)
+    assert torch.equal(result[0], expected)
     for other in copies:
         with torch.no_grad():
             assert torch.equal(other(PROMPTS).logits, expected)

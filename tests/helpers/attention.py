@@ -69,9 +69,9 @@ def flash_varlen(
     """`(tokens of all sequences, Hq, D)`; each sequence by itself."""
     outputs = []
     for row in range(len(cu_seqlens_q) - 1):
-        own = slice(int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1]))
+        ours = slice(int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1]))
         keys = slice(int(cu_seqlens_k[row]), int(cu_seqlens_k[row + 1]))
-        parts = (query[None, own], key[None, keys], value[None, keys])
+        parts = (query[None, ours], key[None, keys], value[None, keys])
         options: Any = {"window_size": window_size, "softcap": softcap, "s_aux": s_aux}
         outputs.append(flash(*parts, softmax_scale=softmax_scale, causal=causal, **options)[0])
     return torch.cat(outputs)

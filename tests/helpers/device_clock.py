@@ -79,12 +79,12 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*args, **(kwargs or {}))
         start, self._is_inside = time.thread_time(), True
         try:
-            found = function(*args, **(kwargs or {}))
+            result = function(*args, **(kwargs or {}))
         finally:
             self.left_out, self._is_inside = self.left_out + time.thread_time() - start + self._of_dispatch, False
         if function.overloadpacket.__name__ not in FREE:
             self.launch(KERNEL, LAUNCH)
-        return found
+        return result
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -120,10 +120,10 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def run(compiled: CompiledForward, shape: Any, inputs: Any, checked: Any = None) -> Any:
             compiled.shapes[shape] = compiled.shapes.get(shape, 0) + 1
             with clock._computing():
-                found = compiled.as_written(inputs)
+                result = compiled.as_written(inputs)
             clock.launch(clock.forward, CALL)
             clock.begun.append((clock.now(), clock.busy))
-            return found
+            return result
 
         def on_host(tensor: torch.Tensor) -> Any:
             clock.launch(KERNEL, TRANSFER)

@@ -148,9 +148,9 @@ class DeviceGenerator(torch.Generator):
     """A generator of numbers on the emulated device; another device's tensors refuse it."""
 
     def __new__(cls, device: Any = "cpu") -> "DeviceGenerator":
-        own = super().__new__(cls, "cpu")
-        own.place = torch.device(device)
-        return own
+        ours = super().__new__(cls, "cpu")
+        ours.place = torch.device(device)
+        return ours
 
     @property
     def device(self) -> torch.device:
@@ -264,14 +264,14 @@ def refuse_mixed(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
             raise RuntimeError(f"Expected all tensors of {name} on the same device: {[t.device for t in tensors]}")
 
 
-def wrap(raw: torch.Tensor, known: dict[int, "DeviceTensor"]) -> DeviceTensor:
+def wrap(raw: torch.Tensor, seen: dict[int, "DeviceTensor"]) -> DeviceTensor:
     """The wrapper of a result: an operand's own where the operation wrote into it."""
-    own = known.get(id(raw))
-    if own is None:
+    ours = seen.get(id(raw))
+    if ours is None:
         return DeviceTensor(raw)
-    if own.shape != raw.shape:
+    if ours.shape != raw.shape:
         raise NotImplementedError("an operation that changes its operand's shape")
-    return own
+    return ours
 
 
 def is_boolean(index: Any) -> bool:

@@ -170,13 +170,13 @@ class TableScorer:
         self.num_skippable -= count
 
     def score(self, tree: DraftTree) -> NodeLogits:
-        known = self.requests[-1] if self.requests else None
-        num_known = len(known) if known is not None else 0
+        seen = self.requests[-1] if self.requests else None
+        num_known = len(seen) if seen is not None else 0
         assert tree.tokens[0] == self.text[-1], "the root is the last token of the text"
         assert len(tree) > num_known, "a request asks for something new"
-        if known is not None:
-            assert tree.tokens[:num_known] == known.tokens
-            assert tree.parents[:num_known] == known.parents
+        if seen is not None:
+            assert tree.tokens[:num_known] == seen.tokens
+            assert tree.parents[:num_known] == seen.parents
         assert self.takes_trees or tree.is_chain
         self.requests.append(tree)
         texts = [[*self.text[:-1], *(tree.tokens[n] for n in tree.path(node))] for node in range(num_known, len(tree))]

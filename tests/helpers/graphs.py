@@ -74,9 +74,9 @@ def _kind_of(value: Any, name: str, marked: dict[str, set[int]]) -> Any:
         layers = [layer for layer in value.layers if isinstance(layer, SpecLayer) and layer.is_initialized]
         return tuple((_kind_of(layer.keys, name, marked), layer.keys.data_ptr()) for layer in layers)
     if isinstance(value, tuple):
-        return tuple(_kind_of(own, f"{name} {place}", marked) for place, own in enumerate(value))
+        return tuple(_kind_of(ours, f"{name} {place}", marked) for place, ours in enumerate(value))
     if isinstance(value, dict):
-        return tuple(_kind_of(own, f"{name} {key}", marked) for key, own in sorted(value.items()))
+        return tuple(_kind_of(ours, f"{name} {key}", marked) for key, ours in sorted(value.items()))
     return name, value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
 
 
@@ -92,8 +92,8 @@ class LendingCompiler:
         def run(**inputs: Any) -> Any:
             for tensor in self.lent:
                 tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
-            found = function(**inputs)
-            outputs, second = found
+            result = function(**inputs)
+            outputs, second = result
             tensors = [
                 outputs,
                 second,
@@ -101,6 +101,6 @@ class LendingCompiler:
                 *(getattr(outputs, "hidden_states", None) or ()),
             ]
             self.lent = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-            return found
+            return result
 
         return run

@@ -42,7 +42,7 @@ def random_dflash_head(target: Any, *, kind: str, seed: int = 3, scale: float = 
         "head_dim": 16,
         **layer,
     }
-    given = {
+    inputs = {
         "block_size": 6,
         "mask_token_id": MASK_TOKEN,
         "conv_group_size": 8,
@@ -53,7 +53,7 @@ def random_dflash_head(target: Any, *, kind: str, seed: int = 3, scale: float = 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         is_reduced = fields.get("draft_vocab_size", config.vocab_size) < config.vocab_size
-        head = DFlashHead(DFlashHeadConfig.from_dict(given | fields | more), has_output_head=is_reduced)
+        head = DFlashHead(DFlashHeadConfig.from_dict(inputs | fields | more), has_output_head=is_reduced)
         for name, weight in head.named_parameters():
             weight.normal_(mean=float("norm" in name), std=scale)
         if head.d2t is not None:
@@ -64,6 +64,6 @@ def random_dflash_head(target: Any, *, kind: str, seed: int = 3, scale: float = 
 def save_dflash(head: DFlashHead, folder: Path) -> None:
     """Write a DFlash head without windows in the authors' form."""
     config = head.config
-    own = {"mask_token_id": config.mask_token_id, "target_layer_ids": [layer - 1 for layer in config.layer_ids]}
-    values = {**layer_values(config.layer), "block_size": config.block_size, "dflash_config": own}
+    ours = {"mask_token_id": config.mask_token_id, "target_layer_ids": [layer - 1 for layer in config.layer_ids]}
+    values = {**layer_values(config.layer), "block_size": config.block_size, "dflash_config": ours}
     write_head(folder, head, {**values, "architectures": ["DFlashDraftModel"]}, head.state_dict())

@@ -22,7 +22,7 @@ def random_head(target: Any, *, seed: int = 5, layer_class: Any = LlamaConfig, *
         flags: fields of `Eagle3HeadConfig`; a `draft_vocab_size` below the target's leaves every other token out.
     """
     config = target.config.get_text_config()
-    given = {"layer_types": ["sliding_attention"]} if flags.get("sliding_window") else {}
+    inputs = {"layer_types": ["sliding_attention"]} if flags.get("sliding_window") else {}
     layer = layer_class(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -31,8 +31,8 @@ def random_head(target: Any, *, seed: int = 5, layer_class: Any = LlamaConfig, *
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        **({"sliding_window": flags.pop("sliding_window"), "use_sliding_window": True} if given else {}),
-        **given,
+        **({"sliding_window": flags.pop("sliding_window"), "use_sliding_window": True} if inputs else {}),
+        **inputs,
     )
     size = flags.pop("draft_vocab_size", config.vocab_size)
     shape = Eagle3HeadConfig(

@@ -26,7 +26,7 @@ def run_once(is_wanted: bool) -> None:
 
 
 def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Hashable, Any] = {}
+    seen: dict[Hashable, Any] = {}
 
     @functools.wraps(probe)
     def found(model: Any, *args: Any) -> Any:
@@ -37,10 +37,10 @@ def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
         if any(changes) or device.type not in DEVICES:
             return probe(model, *args)
         key = (attention, dtype, device, now.classes, functions, *_look(model), *args)
-        if key not in known:
+        if key not in seen:
             with counted() as attended:
-                known[key] = probe(model, *args), attended
-        result, attended = known[key]
+                seen[key] = probe(model, *args), attended
+        result, attended = seen[key]
         if here.counting is not None:
             here.counting.by_core += attended.by_core
             here.counting.by_torch |= attended.by_torch

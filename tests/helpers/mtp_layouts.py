@@ -85,22 +85,22 @@ class Layout:
             for weight in donor.parameters():
                 weight.add_(torch.randn(weight.shape, generator=random), alpha=0.1)
         donor.save_pretrained(folder / "donor")
-        given, weights, parts = load_file(folder / "donor" / "model.safetensors"), {}, []
+        inputs, weights, parts = load_file(folder / "donor" / "model.safetensors"), {}, []
         sizes = {"proj": (text.hidden_size, 2 * text.hidden_size), "head": (text.vocab_size, text.hidden_size)}
         for place in range(self.num_layers):
             layer = self.layer.format(number=text.num_hidden_layers + place, place=place)
-            own = {}
+            mine = {}
             for name, published in self.outer.items():
                 size = sizes.get(name, (text.hidden_size,))
-                own[name] = 0.15 * torch.randn(size, generator=random) + (len(size) == 1)
-                weights[published.format(layer=layer) + ".weight"] = own[name]
-            parts.append(own)
+                mine[name] = 0.15 * torch.randn(size, generator=random) + (len(size) == 1)
+                weights[published.format(layer=layer) + ".weight"] = mine[name]
+            parts.append(mine)
             for block, number in enumerate(self.blocks):
                 prefix = self.block.format(layer=layer, place=place, block=place * len(self.blocks) + block)
-                for name, weight in given.items():
-                    found = re.search(rf"(?:^|\.)layers\.{number}\.(.+)", name)
-                    if found and "vis" not in name:
-                        inner = found[1]
+                for name, weight in inputs.items():
+                    result = re.search(rf"(?:^|\.)layers\.{number}\.(.+)", name)
+                    if result and "vis" not in name:
+                        inner = result[1]
                         if self.halved and not re.search(HALF, inner):
                             continue
                         for ours, published in self.renamed.items():

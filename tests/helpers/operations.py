@@ -70,8 +70,8 @@ class OperationCounter:
 
     def end_step(self, step: Any) -> None:
         """A `spec_observer`: what was counted since the last one is a step's."""
-        found = _between(self._at_last_step, self._counts)
-        self.steps.append(found._replace(num_tokens=len(step.accepted)))
+        result = _between(self._at_last_step, self._counts)
+        self.steps.append(result._replace(num_tokens=len(step.accepted)))
         self._at_last_step = self._counts.copy()
 
     def between_forwards(self) -> list[StepOperations]:

@@ -68,9 +68,9 @@ def speculative(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def results_of(model: Any, prompts: Sequence[Any], **options: Any) -> list[ManyResult]:
     """What `generate_many` gives: one result for each prompt."""
-    found = list(hf_specdec.generate_many(model, prompts, **options))
-    assert sorted(result.index for result in found) == list(range(len(prompts)))
-    return found
+    output = list(hf_specdec.generate_many(model, prompts, **options))
+    assert sorted(result.index for result in output) == list(range(len(prompts)))
+    return output
 
 
 def noisy_copy(model: Any, *, noise: float = 0.1, seed: int = 3) -> Any:
@@ -149,12 +149,12 @@ def assert_same_cache(ours: Any, expected: Any) -> None:
         assert_same_cache(ours.cross_attention_cache, expected.cross_attention_cache)
         return
     assert len(ours.layers) == len(expected.layers)
-    for own, other in zip(ours.layers, expected.layers, strict=True):
-        assert getattr(own, "record_past", None) == getattr(other, "record_past", None)
+    for mine, other in zip(ours.layers, expected.layers, strict=True):
+        assert getattr(mine, "record_past", None) == getattr(other, "record_past", None)
         for name in ("keys", "values"):
-            _assert_same_end(getattr(own, name, None), getattr(other, name, None), dim=-2)
+            _assert_same_end(getattr(mine, name, None), getattr(other, name, None), dim=-2)
         for index, state in getattr(other, "conv_states", {}).items():
-            _assert_same_end(own.conv_states[index], state, dim=-1)
+            _assert_same_end(mine.conv_states[index], state, dim=-1)
 
 
 def _assert_same_end(ours: torch.Tensor | None, expected: torch.Tensor | None, *, dim: int) -> None:
@@ -172,8 +172,8 @@ def assert_same_tensors(ours: Any, expected: Any, *, atol: float = 1e-4) -> None
     assert type(ours) is type(expected)
     if isinstance(expected, tuple):
         assert len(ours) == len(expected)
-        for own, other in zip(ours, expected, strict=True):
-            assert_same_tensors(own, other, atol=atol)
+        for mine, other in zip(ours, expected, strict=True):
+            assert_same_tensors(mine, other, atol=atol)
     elif isinstance(expected, torch.Tensor):
         assert ours.shape == expected.shape
         assert ours.dtype == expected.dtype

@@ -72,11 +72,11 @@ NOT_MADE_AGAIN = ("transformers_version", "architectures", "model_type")
 
 def all_models() -> list[tuple[str, str]]:
     """Every model class that generates: a model type and a kind each, the first that leads to it."""
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     for kind, mapping in KINDS.items():
         for config, model in mapping.items():
-            found.setdefault(str(model), (config.model_type, kind))
-    return list(found.values())
+            result.setdefault(str(model), (config.model_type, kind))
+    return list(result.values())
 
 
 def kinds_of(model_type: str) -> list[str]:
@@ -175,7 +175,7 @@ def varied(model_type: str, kind: str) -> Any:
         model = build(shrunk(model_type), kind, scale)
         text = model.__class__.generate(model, **inputs(model, rows=1), max_new_tokens=NEW_TOKENS, do_sample=False)
         different = len(set(text[0, -NEW_TOKENS:].tolist()))
-        best = max(best, (different, model), key=lambda found: found[0])
+        best = max(best, (different, model), key=lambda result: result[0])
         if different >= VARIED:
             break
     return best[1]

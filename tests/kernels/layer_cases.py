@@ -35,9 +35,9 @@ def tokens(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @torch.no_grad()
-def inside(module: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
+def inside(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     with FewTokenLayers(module):
-        result: torch.Tensor = module(given)
+        result: torch.Tensor = module(inputs)
     return result
 
 
@@ -59,11 +59,11 @@ def writes_plains_text(method: str) -> None:
         torch.manual_seed(3)
         expected = plain(model, PROMPT, max_new_tokens=24, **settings)
         torch.manual_seed(3)
-        found = model.generate(
+        result = model.generate(
             PROMPT, max_new_tokens=24, spec_method=method, return_dict_in_generate=True, **how, **settings
         )
-        assert found.sequences.tolist() == expected.tolist()
-        assert found.spec_stats.plain_reason is None
+        assert result.sequences.tolist() == expected.tolist()
+        assert result.spec_stats.plain_reason is None
 
 
 def sizes(seed: int) -> torch.Generator:

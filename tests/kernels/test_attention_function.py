@@ -42,28 +42,28 @@ def attention() -> KernelAttention:
 
 
 def test_a_masked_call_is_the_kernel_s(attention: KernelAttention) -> None:
-    given = arguments()
-    output, weights = attention(layer_of("qwen2"), **given, scaling=0.2)
+    inputs = arguments()
+    output, weights = attention(layer_of("qwen2"), **inputs, scaling=0.2)
     assert weights is None and output.shape == (1, 5, 4, 16)
-    torch.testing.assert_close(output, sdpa(layer_of("qwen2"), **given, scaling=0.2))
+    torch.testing.assert_close(output, sdpa(layer_of("qwen2"), **inputs, scaling=0.2))
     assert attention.kernel.calls == [(10, 12, True)]  # type: ignore[attr-defined]
 
 
 def test_a_prompt_without_a_mask_is_torch_s_causal_kernel(attention: KernelAttention) -> None:
     """It needs no mask and copies no keys; a kernel without a bias would see the future."""
-    given = arguments(keys=5) | {"attention_mask": None}
-    output = attention(layer_of("qwen2"), **given)[0]
-    assert torch.equal(output, sdpa(layer_of("qwen2"), **given))
+    inputs = arguments(keys=5) | {"attention_mask": None}
+    output = attention(layer_of("qwen2"), **inputs)[0]
+    assert torch.equal(output, sdpa(layer_of("qwen2"), **inputs))
     assert attention.kernel.calls == []  # type: ignore[attr-defined]
 
 
 def test_fewer_queries_than_keys_without_a_mask_are_the_last_ones(attention: KernelAttention) -> None:
     """Gemma 4 drops the queries whose logits no one wants, and keeps them for attention that it knows by name."""
-    given = arguments(queries=12, keys=12) | {"attention_mask": None}
-    whole = sdpa(layer_of("qwen2"), **given)
-    given["query"] = given["query"][:, :, -3:]
-    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], whole[:, -3:])
-    torch.testing.assert_close(attention(layer_of("gemma2"), **given, softcap=1e6)[0], whole[:, -3:])
+    inputs = arguments(queries=12, keys=12) | {"attention_mask": None}
+    whole = sdpa(layer_of("qwen2"), **inputs)
+    inputs["query"] = inputs["query"][:, :, -3:]
+    torch.testing.assert_close(attention(layer_of("qwen2"), **inputs)[0], whole[:, -3:])
+    torch.testing.assert_close(attention(layer_of("gemma2"), **inputs, softcap=1e6)[0], whole[:, -3:])
 
 
 def test_a_static_cache_s_first_mask_is_made() -> None:
@@ -81,39 +81,39 @@ def test_keys_that_the_model_chose_are_not_ignored(attention: KernelAttention, n
 
 
 def test_an_encoder_s_queries_see_everything(attention: KernelAttention) -> None:
-    given = arguments() | {"attention_mask": None, "is_causal": False}
-    torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+    inputs = arguments() | {"attention_mask": None, "is_causal": False}
+    torch.testing.assert_close(attention(layer_of("qwen2"), **inputs)[0], sdpa(layer_of("qwen2"), **inputs))
     assert attention.kernel.calls == [(10, 12, False)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_soft_capping_is_the_model_s_own(attention: KernelAttention, masked: bool) -> None:
     """torch's attention raises on it. Where transformers leaves out a causal mask, the model's function gets one."""
-    given = arguments(keys=12 if masked else 5)
-    full = torch.zeros(given["attention_mask"].shape).masked_fill_(~given["attention_mask"], torch.finfo().min)
+    inputs = arguments(keys=12 if masked else 5)
+    full = torch.zeros(inputs["attention_mask"].shape).masked_fill_(~inputs["attention_mask"], torch.finfo().min)
     expected = modeling_gemma2.eager_attention_forward(
-        layer_of("gemma2"), *list(given.values())[:3], full, scaling=0.2, softcap=3.0
+        layer_of("gemma2"), *list(inputs.values())[:3], full, scaling=0.2, softcap=3.0
     )[0]
     if not masked:
-        given["attention_mask"] = None
-    output = attention(layer_of("gemma2"), **given, scaling=0.2, softcap=3.0)[0]
+        inputs["attention_mask"] = None
+    output = attention(layer_of("gemma2"), **inputs, scaling=0.2, softcap=3.0)[0]
     torch.testing.assert_close(output, expected)
     with pytest.raises(ValueError, match="softcap"):
-        sdpa(layer_of("gemma2"), **given, scaling=0.2, softcap=3.0)
+        sdpa(layer_of("gemma2"), **inputs, scaling=0.2, softcap=3.0)
 
 
 def test_sinks_are_the_model_s_own(attention: KernelAttention) -> None:
     """torch's attention ignores them without a word."""
     module = layer_of("gpt_oss")
-    given = arguments()
+    inputs = arguments()
     sinks = module.sinks
-    output = attention(module, **given, scaling=0.2, s_aux=sinks)[0]
-    ignored = sdpa(module, **given, scaling=0.2, s_aux=sinks)
+    output = attention(module, **inputs, scaling=0.2, s_aux=sinks)[0]
+    ignored = sdpa(module, **inputs, scaling=0.2, s_aux=sinks)
     assert not torch.allclose(output, ignored, atol=1e-2)
-    weights = torch.einsum("bhmd,bhkd->bhmk", given["query"], given["key"].repeat_interleave(2, dim=1)) * 0.2
-    weights = weights.masked_fill(~given["attention_mask"], -torch.inf)
+    weights = torch.einsum("bhmd,bhkd->bhmk", inputs["query"], inputs["key"].repeat_interleave(2, dim=1)) * 0.2
+    weights = weights.masked_fill(~inputs["attention_mask"], -torch.inf)
     weights = torch.cat([weights, sinks.view(1, -1, 1, 1).expand(1, 4, 5, 1)], dim=-1).softmax(-1)[..., :-1]
-    expected = torch.einsum("bhmk,bhkd->bmhd", weights, given["value"].repeat_interleave(2, dim=1))
+    expected = torch.einsum("bhmk,bhkd->bmhd", weights, inputs["value"].repeat_interleave(2, dim=1))
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -121,10 +121,10 @@ def test_an_argument_that_only_the_model_s_function_names_is_its_own(
     attention: KernelAttention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever models come to ask for: what their own function names is not ignored here."""
-    own = modeling_llama.eager_attention_forward
+    ours = modeling_llama.eager_attention_forward
 
     def with_slope(*args: Any, slope: float | None = None, **kwargs: Any) -> Any:
-        output, weights = own(*args, **kwargs)
+        output, weights = ours(*args, **kwargs)
         return output * (1.0 if slope is None else slope), weights
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", with_slope)
@@ -168,8 +168,8 @@ def test_a_kernel_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     attention = KernelAttention("refusing", kernel)
     with caplog.at_level(logging.WARNING, logger="hf_specdec"):
         for head_dim in (16, 16, 8):
-            given = arguments(head_dim=head_dim)
-            torch.testing.assert_close(attention(layer_of("qwen2"), **given)[0], sdpa(layer_of("qwen2"), **given))
+            inputs = arguments(head_dim=head_dim)
+            torch.testing.assert_close(attention(layer_of("qwen2"), **inputs)[0], sdpa(layer_of("qwen2"), **inputs))
     assert kernel.calls == [(10, 0, False), (10, 0, False), (10, 12, True)]
     assert [record.getMessage() for record in caplog.records] == [
         "'refusing' attention uses torch's own instead: No operator found for this"

@@ -33,17 +33,17 @@ def model() -> Any:
 
 @pytest.fixture
 def without_xformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "xformers" else found(name, *rest)
+        importlib.util, "find_spec", lambda name, *rest: None if name == "xformers" else result(name, *rest)
     )
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_an_enabled_model_takes_it(model: Any, asked: Any) -> None:
+@pytest.mark.parametrize("wanted", ASKED.values(), ids=ASKED)
+def test_an_enabled_model_takes_it(model: Any, wanted: Any) -> None:
     """On a CPU torch's attention computes it: the text is that of the model as it was."""
     expected = plain(model, PROMPT, **SETTINGS)
-    model.set_attn_implementation(asked)
+    model.set_attn_implementation(wanted)
     assert attention_of(model) == "xformers"
     assert torch.equal(plain(model, PROMPT, **SETTINGS), expected)
     for method in ("prompt_lookup", "lookahead"):

@@ -36,10 +36,10 @@ def test_recurrent_states_follow_from_their_path_alone(kind: str, seed: int) -> 
     decay = torch.rand(batch, count, heads, *shape, generator=at)
     decay = decay if decays == "value" else decay.expand(batch, count, heads, key_dim)
     beta = torch.rand(batch, count, heads, 1, generator=at) if has_delta else None
-    given = [query, key, value, decay.contiguous(), beta]
+    inputs = [query, key, value, decay.contiguous(), beta]
     state = torch.randn(batch, heads, *((key_dim, value_dim) if has_delta else (value_dim, key_dim)), generator=at)
     parents = np.array([[draw(at, max(-1, c - 6), c) for c in range(count)] for _ in range(batch)])
-    found = CoreColumns(*given, has_delta).read(state, parents)
+    result = CoreColumns(*inputs, has_delta).read(state, parents)
     for _ in range(4):
         row, node = draw(at, 0, batch), draw(at, 0, count)
         path = [node]
@@ -47,20 +47,20 @@ def test_recurrent_states_follow_from_their_path_alone(kind: str, seed: int) -> 
             path.insert(0, parents[row, path[0]])
         alone = state[row : row + 1].clone()
         for column in path:
-            one = [None if part is None else part[row : row + 1, column : column + 1].contiguous() for part in given]
-            single, first = CoreColumns(*one, has_delta), np.array([[-1]])
-            assert torch.equal(single.read(alone, first)[0, 0], found[row, column])
+            item = [None if part is None else part[row : row + 1, column : column + 1].contiguous() for part in inputs]
+            single, first = CoreColumns(*item, has_delta), np.array([[-1]])
+            assert torch.equal(single.read(alone, first)[0, 0], result[row, column])
             alone = single.state_after(alone, SimpleNamespace(parents=first))
         kept = np.full_like(parents, -2)
         kept[row, path] = parents[row, path]
-        after = CoreColumns(*given, has_delta).state_after(state.clone(), SimpleNamespace(parents=kept))
+        after = CoreColumns(*inputs, has_delta).state_after(state.clone(), SimpleNamespace(parents=kept))
         assert torch.equal(after[row : row + 1], alone)
         assert torch.equal(after[:row], state[:row])
 
 
 @pytest.mark.usefixtures("shared_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("function", [*BY_VECTORS, torch.exp, torch.log], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", [*BY_VECTORS, torch.exp, torch.log], ids=lambda item: item.__name__)
 def test_functions_of_single_numbers_have_one_rounding(function: Any, dtype: torch.dtype) -> None:
     """Whatever the place of a number in memory, and how many there are."""
     numbers = tokens(3, 3 * SERIAL, dtype=dtype).abs()

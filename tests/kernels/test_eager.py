@@ -22,11 +22,11 @@ READ = {"llama": set(), "gemma2": {"softcap"}, "gpt_oss": {"sinks"}, "t5": {"pos
 def outputs(family: str, *, inside: bool = True, **options: Any) -> Any:
     """Of a forward of the last seven tokens of the prompt."""
     model = family_model(family)
-    given = {CACHE: model(PROMPT[:, :-7])[CACHE], **options}
+    inputs = {CACHE: model(PROMPT[:, :-7])[CACHE], **options}
     if not inside:
-        return model(PROMPT[:, -7:], **given)
+        return model(PROMPT[:, -7:], **inputs)
     with CpuKernels(model):
-        return model(PROMPT[:, -7:], **given)
+        return model(PROMPT[:, -7:], **inputs)
 
 
 @pytest.mark.parametrize("family", READ)
@@ -46,7 +46,7 @@ def test_a_function_that_computes_something_else_is_left() -> None:
 
     def has_more(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, power: Any, **_: Any) -> Any: ...
 
-    assert [what_it_reads(one) for one in (doubled, asks_more, has_more)] == [None] * 3
+    assert [what_it_reads(item) for item in (doubled, asks_more, has_more)] == [None] * 3
 
 
 @pytest.mark.parametrize("family", ["llama_mha", "gemma2"])
@@ -76,8 +76,8 @@ def test_weights_that_are_asked_for_are_given(calls: list[Any]) -> None:
 
 
 def test_a_function_that_somebody_has_put_there_is_called(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, own = [], eager_attention_of(family_model("gemma2").model.layers[0].self_attn)
-    monkeypatch.setattr(modeling_gemma2, EAGER, lambda *args, **kwargs: seen.append(args) or own(*args, **kwargs))
+    seen, ours = [], eager_attention_of(family_model("gemma2").model.layers[0].self_attn)
+    monkeypatch.setattr(modeling_gemma2, EAGER, lambda *args, **kwargs: seen.append(args) or ours(*args, **kwargs))
     outputs("gemma2", inside=False)
     assert seen and calls == []
     outputs("gemma2")

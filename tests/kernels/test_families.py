@@ -25,17 +25,17 @@ HALF = ("llama_mha", "llama_mqa", "qwen2", "gemma2", "gemma2_uncapped", "qwen3_m
 
 def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Of the prompt, of a forward of seven more tokens over its cache, and of one more; padding left out."""
-    found = []
+    result = []
     with implementation(model, name), torch.no_grad():
         mask = inputs["attention_mask"]
         is_text = mask.bool()
         output = model(**inputs, use_cache=True)
-        found.append(output.logits[is_text])
+        result.append(output.logits[is_text])
         for ids in (inputs["input_ids"][:, -7:], inputs["input_ids"][:, -1:]):
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
             output = model(input_ids=ids, attention_mask=mask, **{CACHE: output[CACHE]})
-            found.append(output.logits)
-    return found
+            result.append(output.logits)
+    return result
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -45,8 +45,8 @@ def test_logits_are_those_of_eager_attention(family: str, rows: int) -> None:
     model = family_model(family)
     inputs = padded(PROMPT, rows=rows)
     ours, expected = (logits(model, name, inputs) for name in (STRICT, "eager"))
-    for own, other in zip(ours, expected, strict=True):
-        torch.testing.assert_close(own, other, atol=2e-4, rtol=1e-4)
+    for mine, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-4)
     assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
@@ -55,12 +55,12 @@ def test_half_precision_differs_by_rounding_only(family: str) -> None:
     """As far from fp32 as the model's own attention in bf16 is, and no farther."""
     inputs = padded(PROMPT, rows=3)
     model, exact = family_model(family, torch.bfloat16), family_model(family)
-    ours, own = (logits(model, name, inputs) for name in (STRICT, "eager"))
+    ours, mine = (logits(model, name, inputs) for name in (STRICT, "eager"))
     assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
-    for found, rounded, wanted in zip(ours, own, logits(exact, "eager", inputs), strict=True):
+    for result, rounded, wanted in zip(ours, mine, logits(exact, "eager", inputs), strict=True):
         scale = wanted.abs().max()
         rounding = ((rounded.float() - wanted).abs().mean() / scale).item()
-        error = ((found.float() - wanted).abs().mean() / scale).item()
+        error = ((result.float() - wanted).abs().mean() / scale).item()
         assert error <= 1.5 * rounding + 1e-3
 
 

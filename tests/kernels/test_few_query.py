@@ -20,13 +20,13 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 pytestmark = has_core
 
 
-def attended(given: dict[str, Any], *, inside: bool = True) -> torch.Tensor:
+def attended(inputs: dict[str, Any], *, inside: bool = True) -> torch.Tensor:
     block = FewQueryAttention()
     with torch.no_grad():
         if inside:
             with block:
-                return AttentionInterface()["sdpa"](layer_of("qwen2"), **given)[0]
-        return AttentionInterface()["sdpa"](layer_of("qwen2"), **given)[0]
+                return AttentionInterface()["sdpa"](layer_of("qwen2"), **inputs)[0]
+        return AttentionInterface()["sdpa"](layer_of("qwen2"), **inputs)[0]
 
 
 def case(
@@ -55,12 +55,12 @@ def case(
     }
 
 
-def exact(given: dict[str, Any], *, cap: float | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
+def exact(inputs: dict[str, Any], *, cap: float | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
     """In fp64, `(B, M, Hq, Dv)`."""
-    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attention_mask"))
+    query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attention_mask"))
     groups = query.shape[1] // key.shape[1]
     key, value = (part.double().repeat_interleave(groups, dim=1) for part in (key, value))
-    scores = query.double() @ key.transpose(2, 3) * given["scaling"]
+    scores = query.double() @ key.transpose(2, 3) * inputs["scaling"]
     scores = scores if cap is None else cap * (scores / cap).tanh()
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
@@ -78,10 +78,10 @@ def test_it_is_the_attention_but_for_its_rounding(
     for count, (queries, keys, dims) in enumerate(sizes):
         kind = ("bool", "added")[count % 2] if queries > 1 else ("none", "bool")[count % 2]
         heads, batch = ((4, 2), (8, 1), (3, 3))[count % 3], 1 + count % 2 * 2
-        given = case(queries, keys, dims, heads=heads, batch=batch, dtype=dtype, mask=kind)
-        result = attended(given)
+        inputs = case(queries, keys, dims, heads=heads, batch=batch, dtype=dtype, mask=kind)
+        result = attended(inputs)
         assert result.dtype == dtype and result.is_contiguous()
-        torch.testing.assert_close(result.double(), exact(given), atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
+        torch.testing.assert_close(result.double(), exact(inputs), atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
         assert calls.pop() == (batch, heads[1], heads[0] // heads[1], queries, keys, *dims)
 
 
@@ -90,44 +90,44 @@ def test_it_is_the_attention_but_for_its_rounding(
 @pytest.mark.parametrize("options", [{"cap": 5.0}, {"sinks": 3.0}, {"cap": 50.0, "sinks": -40.0}], ids=str)
 def test_scores_have_caps_and_heads_have_sinks(options: dict[str, float], scale: float, dtype: torch.dtype) -> None:
     """Whether scores are small beside the cap or beyond it; and values may stand apart, as parts of a projection."""
-    given = case(5, 130, (64, 48), dtype=dtype) | {"scaling": scale}
-    given["value"] = torch.cat([given["value"], given["value"]], dim=3)[..., 48:]
+    inputs = case(5, 130, (64, 48), dtype=dtype) | {"scaling": scale}
+    inputs["value"] = torch.cat([inputs["value"], inputs["value"]], dim=3)[..., 48:]
     sinks = options["sinks"] + torch.randn(4) if "sinks" in options else None
     settings: dict[str, Any] = {"cap": options.get("cap"), "sinks": None if sinks is None else sinks.to(dtype)}
-    own = CoreAttention(*given.values(), **settings)
-    assert own.fits and not given["value"].is_contiguous()
-    expected = exact(given, **settings)
-    torch.testing.assert_close(own().double(), expected, atol=ROUNDING[dtype] * 8, rtol=ROUNDING[dtype] * 4)
+    ours = CoreAttention(*inputs.values(), **settings)
+    assert ours.fits and not inputs["value"].is_contiguous()
+    expected = exact(inputs, **settings)
+    torch.testing.assert_close(ours().double(), expected, atol=ROUNDING[dtype] * 8, rtol=ROUNDING[dtype] * 4)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_a_query_is_attended_alike_whatever_stands_beside_it(dtype: torch.dtype, calls: list[tuple[int, ...]]) -> None:
     """Also where others see keys after those that it sees."""
-    given = case(7, 150, dtype=dtype)
-    given["attention_mask"] = torch.ones(7, 150, dtype=torch.bool).tril(143)[None, None]
-    together = attended(given)
+    inputs = case(7, 150, dtype=dtype)
+    inputs["attention_mask"] = torch.ones(7, 150, dtype=torch.bool).tril(143)[None, None]
+    together = attended(inputs)
     for place in range(7):
-        alone = given | {"query": given["query"][:, :, place : place + 1]}
-        alone |= {name: given[name][:, :, : 144 + place] for name in ("key", "value")} | {"attention_mask": None}
+        alone = inputs | {"query": inputs["query"][:, :, place : place + 1]}
+        alone |= {name: inputs[name][:, :, : 144 + place] for name in ("key", "value")} | {"attention_mask": None}
         assert torch.equal(attended(alone)[:, 0], together[:, place])
     assert len(calls) == 8
 
 
 def test_a_mask_of_one_row_serves_a_batch_and_one_is_made_for_all_layers(calls: list[tuple[int, ...]]) -> None:
-    given = case(4, 20, batch=3)
-    given["attention_mask"] = given["attention_mask"][:1]
+    inputs = case(4, 20, batch=3)
+    inputs["attention_mask"] = inputs["attention_mask"][:1]
     for _ in range(3):
-        torch.testing.assert_close(attended(given).double(), exact(given), atol=1e-6, rtol=1e-5)
-    (made,) = given["attention_mask"]._hf_specdec_notes.made.values()
+        torch.testing.assert_close(attended(inputs).double(), exact(inputs), atol=1e-6, rtol=1e-5)
+    (made,) = inputs["attention_mask"]._hf_specdec_notes.made.values()
     assert made.dtype == torch.float32 and len(calls) == 3
 
 
 def test_a_query_that_sees_nothing_is_zero_and_leaves_the_others_alone(calls: list[tuple[int, ...]]) -> None:
-    given = case(3, 120)
-    expected = attended(given)
-    given["attention_mask"] = given["attention_mask"].clone()
-    given["attention_mask"][:, :, 1] = False
-    result = attended(given)
+    inputs = case(3, 120)
+    expected = attended(inputs)
+    inputs["attention_mask"] = inputs["attention_mask"].clone()
+    inputs["attention_mask"][:, :, 1] = False
+    result = attended(inputs)
     assert result[:, 1].eq(0).all() and len(calls) == 2
     assert torch.equal(result[:, [0, 2]], expected[:, [0, 2]])
 
@@ -178,18 +178,18 @@ def test_queries_of_packed_rows_are_attended_as_those_of_padded_ones(
     padded = case(packed.width, num_keys, batch=len(counts), dtype=dtype)
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         padded["attention_mask"][row, ..., length + count :] = False
-    given = {**padded, "query": packed.pack(padded["query"].transpose(1, 2)).transpose(1, 2)}
+    inputs = {**padded, "query": packed.pack(padded["query"].transpose(1, 2)).transpose(1, 2)}
     attention = FewQueryAttention()
     function = AttentionInterface()["sdpa"]
     with torch.no_grad(), attention:
         whole = function(layer_of("qwen2"), **padded)[0]
         with replaced(packed=packed):
-            found = function(layer_of("qwen2"), **given)[0]  # (1, N, Hq, Dv)
-            given["key"] = given["key"].transpose(2, 3).contiguous().transpose(2, 3)  # which the core does not read
-            by_torch = function(layer_of("qwen2"), **given)[0]
+            result = function(layer_of("qwen2"), **inputs)[0]  # (1, N, Hq, Dv)
+            inputs["key"] = inputs["key"].transpose(2, 3).contiguous().transpose(2, 3)  # which the core does not read
+            by_torch = function(layer_of("qwen2"), **inputs)[0]
     expected = packed.pack(whole)
     if dtype != torch.float32:  # which is torch's in some calls
-        assert torch.equal(found, expected)
-    torch.testing.assert_close(found, expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+        assert torch.equal(result, expected)
+    torch.testing.assert_close(result, expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
     torch.testing.assert_close(by_torch, expected, atol=4 * ROUNDING[dtype], rtol=4 * ROUNDING[dtype])
-    assert torch.equal(packed.pack(packed.pad(found)), found)
+    assert torch.equal(packed.pack(packed.pad(result)), result)

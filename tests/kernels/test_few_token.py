@@ -21,26 +21,26 @@ pytestmark = has_core
 
 
 def test_outside_of_a_block_and_in_other_threads_torch_computes(products: list[int]) -> None:
-    module, given = layer(), tokens(3, 256)
+    module, inputs = layer(), tokens(3, 256)
     with torch.no_grad(), FewTokenLayers(module):
-        thread = threading.Thread(target=lambda: torch.no_grad()(module)(given))
+        thread = threading.Thread(target=lambda: torch.no_grad()(module)(inputs))
         thread.start()
         thread.join()
         assert products == []
-        module(given)
+        module(inputs)
     assert products == [3]
-    module(given)
+    module(inputs)
     assert products == [3]
 
 
 def test_a_copy_made_in_a_block_is_a_layer_as_any_other_after_the_next_block(products: list[int]) -> None:
-    module, given = layer(), tokens(3, 256)
+    module, inputs = layer(), tokens(3, 256)
     with torch.no_grad(), FewTokenLayers(module):
         twin = copy.deepcopy(module)
     assert "forward" not in vars(module)
-    assert twin(given).equal(module(given))
+    assert twin(inputs).equal(module(inputs))
     assert products == []
-    inside(twin, given)
+    inside(twin, inputs)
     assert products == [3]
     assert "forward" not in vars(twin)
 
@@ -83,10 +83,10 @@ def make_sparse(module: torch.nn.Linear) -> None:
 def test_layers_that_are_not_torchs_own_keep_their_forward(
     change: Callable[[torch.nn.Linear], None], products: list[int]
 ) -> None:
-    module, given = layer(), tokens(3, 256)
-    expected = copy.deepcopy(module)(given)
+    module, inputs = layer(), tokens(3, 256)
+    expected = copy.deepcopy(module)(inputs)
     change(module)
-    torch.testing.assert_close(inside(module, given).as_subclass(torch.Tensor), expected)
+    torch.testing.assert_close(inside(module, inputs).as_subclass(torch.Tensor), expected)
     assert products == []
 
 
@@ -96,8 +96,8 @@ class Doubling(torch.nn.Linear):
 
 
 def test_classes_derived_from_linear_keep_their_forward(products: list[int]) -> None:
-    module, given = Doubling(256, 131), tokens(3, 256)
-    torch.testing.assert_close(inside(module, given), module(given))
+    module, inputs = Doubling(256, 131), tokens(3, 256)
+    torch.testing.assert_close(inside(module, inputs), module(inputs))
     assert products == []
 
 
@@ -114,28 +114,28 @@ def test_prompts_have_the_kernels_where_these_need_not_be_timed_first(
 def test_a_prompt_of_fp32_is_computed_by_the_core(method: str, products: list[int], norms: list[int]) -> None:
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), dtype=torch.float32)
     prompt = torch.arange(5, 45)[None]
-    found = model.generate(prompt, max_new_tokens=1, do_sample=False, spec_method=method)
+    result = model.generate(prompt, max_new_tokens=1, do_sample=False, spec_method=method)
     assert {40} <= {*products} & {*norms}
-    assert found.tolist() == plain(model, prompt, max_new_tokens=1, do_sample=False).tolist()
+    assert result.tolist() == plain(model, prompt, max_new_tokens=1, do_sample=False).tolist()
 
 
 @pytest.mark.parametrize("mode", ["gradients", "autocast", "deterministic", "dispatch"])
 def test_nothing_is_changed_where_torch_is_watched_or_told_how_to_compute(mode: str, products: list[int]) -> None:
-    module, given = layer(), tokens(3, 256)
+    module, inputs = layer(), tokens(3, 256)
     if mode == "gradients":
         with FewTokenLayers(module.requires_grad_(True)):
-            assert module(given).requires_grad
+            assert module(inputs).requires_grad
     elif mode == "autocast":
         with torch.autocast("cpu", torch.bfloat16):
-            assert inside(module, given).dtype == torch.bfloat16
+            assert inside(module, inputs).dtype == torch.bfloat16
     elif mode == "deterministic":
         torch.use_deterministic_algorithms(True)
         try:
-            inside(module, given)
+            inside(module, inputs)
         finally:
             torch.use_deterministic_algorithms(False)
     else:
         with FlopCounterMode(display=False) as counter:
-            inside(module, given)
+            inside(module, inputs)
         assert counter.get_total_flops() == 2 * 3 * 256 * 131
     assert products == []

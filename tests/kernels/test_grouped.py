@@ -38,14 +38,14 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     yield seen
 
 
-def attention(given: dict[str, Any], *, inside: bool, module: torch.nn.Module | None = None) -> torch.Tensor:
+def attention(inputs: dict[str, Any], *, inside: bool, module: torch.nn.Module | None = None) -> torch.Tensor:
     block = FewQueryAttention()
     function = AttentionInterface()["sdpa"]
     module = module or layer_of("qwen2")
     if not inside:
-        return function(module, **given)[0]
+        return function(module, **inputs)[0]
     with block:
-        return function(module, **given)[0]
+        return function(module, **inputs)[0]
 
 
 def masks(batch: int) -> dict[str, torch.Tensor]:
@@ -62,18 +62,18 @@ def test_it_is_the_same_attention_without_copies(
 ) -> None:
     mask = masks(rows)[kind]
     mask = mask if kind == "bool" else mask.to(dtype)
-    given = {name: tensor.to(dtype) for name, tensor in arguments(batch=rows).items()} | {"attention_mask": mask}
-    folded, expected = (attention(given | {"scaling": 0.3}, inside=inside) for inside in (True, False))
+    inputs = {name: tensor.to(dtype) for name, tensor in arguments(batch=rows).items()} | {"attention_mask": mask}
+    folded, expected = (attention(inputs | {"scaling": 0.3}, inside=inside) for inside in (True, False))
     torch.testing.assert_close(folded, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert folded.is_contiguous() and folded.dtype == dtype
     assert keys == [(2, 10), (4, 5)]
 
 
 def test_every_layer_uses_one_folded_mask(keys: list[tuple[int, int]]) -> None:
-    given = arguments()
+    inputs = arguments()
     for _ in range(3):
-        attention(given, inside=True)
-    (made,) = given["attention_mask"]._hf_specdec_notes.made.values()
+        attention(inputs, inside=True)
+    (made,) = inputs["attention_mask"]._hf_specdec_notes.made.values()
     assert made.shape == (1, 1, 10, 12)
     assert keys == [(2, 10)] * 3
 
@@ -97,11 +97,11 @@ def test_what_cannot_be_folded_is_transformers_own(case: str) -> None:
 
 
 def test_a_compiled_forward_stays_in_one_piece() -> None:
-    given = arguments()
+    inputs = arguments()
     with FewQueryAttention():
         compiled = torch.compile(AttentionInterface()["sdpa"], backend="eager", fullgraph=True)
-        output = compiled(layer_of("qwen2"), **given)[0]
-    assert torch.equal(output, attention(given, inside=False))
+        output = compiled(layer_of("qwen2"), **inputs)[0]
+    assert torch.equal(output, attention(inputs, inside=False))
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -110,25 +110,26 @@ def test_a_callers_own_graph_is_transformers_also_beside_one_of_ours(
 ) -> None:
     """Of functions that torch compiles piece by piece, it uses a piece in the graphs of both."""
     FewQueryAttention(is_compiled=True)
-    given, attend = arguments(), AttentionInterface()["sdpa"]
+    inputs, attend = arguments(), AttentionInterface()["sdpa"]
 
-    def layer(*args: Any, **given: Any) -> Any:
+    def layer(*args: Any, **inputs: Any) -> Any:
         if is_broken:
             torch._dynamo.graph_break()
-        return attend(*args, **given)
+        return attend(*args, **inputs)
 
-    def forward(*args: Any, **given: Any) -> Any:
-        return layer(*args, **given)
+    def forward(*args: Any, **inputs: Any) -> Any:
+        return layer(*args, **inputs)
 
-    expected = attention(given, inside=False)
+    expected = attention(inputs, inside=False)
     keys.clear()
-    compat.compiled(forward, {"backend": "eager"})(layer_of("qwen2"), **given)
+    compat.compiled(forward, {"backend": "eager"})(layer_of("qwen2"), **inputs)
     assert keys == [(4, 5) if is_broken else (2, 10)]
-    theirs = torch.compile(forward, backend="eager")(layer_of("qwen2"), **given)[0]
+    theirs = torch.compile(forward, backend="eager")(layer_of("qwen2"), **inputs)[0]
     assert torch.equal(theirs, expected)
     assert keys[1:] == [(4, 5)]
 
 
+@pytest.mark.wide
 def test_the_steps_over_a_static_cache_copy_no_keys(keys: list[tuple[int, int]]) -> None:
     torch._dynamo.reset()
     model, prompt = family_model("llama"), torch.tensor([[5, 6, 7, 8] * 6])

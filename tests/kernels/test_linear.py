@@ -26,9 +26,9 @@ def test_a_product_is_torchs_but_for_its_rounding(
 ) -> None:
     """Of all remainders of tokens, outputs and lanes, against fp64."""
     for (num_in, num_out), count in itertools.product(((256, 131), (1288, 97), (40, 1000)), (1, 2, 3, 4, 5, 8, 31, 64)):
-        module, given = layer(num_in, num_out, dtype, bias=has_bias), tokens(count, num_in, dtype=dtype)
-        exact = F.linear(given.double(), module.weight.double(), module.bias.double() if has_bias else None)
-        result = inside(module, given)
+        module, inputs = layer(num_in, num_out, dtype, bias=has_bias), tokens(count, num_in, dtype=dtype)
+        exact = F.linear(inputs.double(), module.weight.double(), module.bias.double() if has_bias else None)
+        result = inside(module, inputs)
         assert result.dtype == dtype and result.shape == (count, num_out)
         torch.testing.assert_close(result.double(), exact, atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
         assert products.pop() == count
@@ -42,9 +42,9 @@ def test_a_transposed_product_is_torchs_but_for_its_rounding(
     for (num_in, num_out), count in itertools.product(
         ((256, 144), (1288, 528), (40, 1040)), (1, 2, 3, 4, 5, 8, 31, 64)
     ):
-        module, given = transposed(num_in, num_out, dtype), tokens(2, count, num_in, dtype=dtype)
-        exact = given.double() @ module.weight.double() + module.bias.double()
-        result = inside(module, given)
+        module, inputs = transposed(num_in, num_out, dtype), tokens(2, count, num_in, dtype=dtype)
+        exact = inputs.double() @ module.weight.double() + module.bias.double()
+        result = inside(module, inputs)
         assert result.dtype == dtype and result.shape == (2, count, num_out)
         torch.testing.assert_close(result.double(), exact, atol=ROUNDING[dtype] * 2, rtol=ROUNDING[dtype])
         assert products.pop() == 2 * count
@@ -56,9 +56,9 @@ def test_a_token_is_computed_alike_whatever_stands_beside_it(
     dtype: torch.dtype, is_transposed: bool, products: list[int]
 ) -> None:
     module = transposed(dtype=dtype) if is_transposed else layer(dtype=dtype)
-    given = tokens(9, 256, dtype=dtype)
-    together = inside(module, given)
-    for place, alone in enumerate(given):
+    inputs = tokens(9, 256, dtype=dtype)
+    together = inside(module, inputs)
+    for place, alone in enumerate(inputs):
         assert torch.equal(inside(module, alone[None])[0], together[place])
 
 
@@ -69,18 +69,18 @@ def test_a_long_prompt_is_computed_in_pieces_as_each_token_would_be_alone(
 ) -> None:
     monkeypatch.setattr(linear, "MOST_TOKENS", 3000)
     module = transposed(dtype=dtype) if is_transposed else layer(dtype=dtype)
-    given = tokens(1, 2050, 256, dtype=dtype)
-    together = inside(module, given)
+    inputs = tokens(1, 2050, 256, dtype=dtype)
+    together = inside(module, inputs)
     assert products == [1024, 1024, 2]
     for place in (0, 1023, 1024, 2047, 2048, 2049):
-        assert torch.equal(inside(module, given[:, place]), together[:, place])
+        assert torch.equal(inside(module, inputs[:, place]), together[:, place])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, products: list[int]) -> None:
-    module, given = layer(dtype=dtype, bias=False), tokens(3, 256, dtype=dtype)
-    given[0, 5], given[1, 7] = float("nan"), float("inf")
-    result, expected = inside(module, given), F.linear(given.float(), module.weight.float())
+    module, inputs = layer(dtype=dtype, bias=False), tokens(3, 256, dtype=dtype)
+    inputs[0, 5], inputs[1, 7] = float("nan"), float("inf")
+    result, expected = inside(module, inputs), F.linear(inputs.float(), module.weight.float())
     assert result[0].isnan().all()
     assert torch.equal(result[1].float(), expected[1])
     assert result[2].isfinite().all()
@@ -98,8 +98,8 @@ def test_halves_are_not_timed(
 
 def test_any_shape_and_layout_of_tokens(products: list[int]) -> None:
     module = layer()
-    for given in (tokens(2, 3, 256), tokens(256), tokens(2, 9, 256)[:, ::3], tokens(256, 5).T, tokens(0, 256)):
-        torch.testing.assert_close(inside(module, given), module(given))
+    for inputs in (tokens(2, 3, 256), tokens(256), tokens(2, 9, 256)[:, ::3], tokens(256, 5).T, tokens(0, 256)):
+        torch.testing.assert_close(inside(module, inputs), module(inputs))
     assert products == [6, 1, 6, 5]
 
 
@@ -158,16 +158,16 @@ def test_threads_that_come_later_and_are_unknown_are_torchs(
 
 
 def test_the_threads_are_those_of_torchs_openmp_library() -> None:
-    own, other = f"{Path(torch.__file__).parent}/lib/libgomp.so.1", "/usr/lib/libgomp.so.1"
-    assert cpu._openmp({"[heap]", "/usr/lib/libc.so.6", own, other}) == own
+    ours, other = f"{Path(torch.__file__).parent}/lib/libgomp.so.1", "/usr/lib/libgomp.so.1"
+    assert cpu._openmp({"[heap]", "/usr/lib/libc.so.6", ours, other}) == ours
     assert cpu._openmp({"/usr/lib/libc.so.6", "/env/lib/libiomp5.so"}) == "/env/lib/libiomp5.so"
     assert cpu._openmp({other, "/env/lib/libiomp5.so"}) is None
     assert cpu._openmp({"[stack]"}) is None
 
 
 def test_the_core_refuses_what_it_cannot_multiply() -> None:
-    given, weight = tokens(2, 256), layer().weight
-    place = given.data_ptr(), weight.data_ptr(), 0, torch.empty(2, 131).data_ptr()
+    inputs, weight = tokens(2, 256), layer().weight
+    place = inputs.data_ptr(), weight.data_ptr(), 0, torch.empty(2, 131).data_ptr()
     for sizes in (
         (2, 131, 255, 0, False, 1, 0),
         (2, 131, 256, 3, False, 1, 0),

@@ -44,9 +44,9 @@ def test_the_double_is_flash_attention(family: str) -> None:
 def test_under_flash_attention_chains_are_verified(family: str, name: str) -> None:
     """It takes no mask of a tree; the reason says which attention does."""
     with flash_attention(family_model(family), name) as model:
-        found = hf_specdec.capability(model)
-    assert (found.tier, found.attention) == ("chain", name)
-    assert name in found.reason and '"sdpa"' in found.reason
+        result = hf_specdec.capability(model)
+    assert (result.tier, result.attention) == ("chain", name)
+    assert name in result.reason and '"sdpa"' in result.reason
 
 
 @pytest.mark.parametrize("rows", [1, 3])

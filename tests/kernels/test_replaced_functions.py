@@ -49,10 +49,10 @@ def attended() -> torch.Tensor:
 def test_a_forward_replaced_on_the_class(
     make: Any, cls: Any, products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, given = make(), tokens(3, 256)
-    expected = module(given) / 2
+    module, inputs = make(), tokens(3, 256)
+    expected = module(inputs) / 2
     monkeypatch.setattr(cls, "forward", halved(cls.forward))
-    torch.testing.assert_close(inside(module, given), expected)
+    torch.testing.assert_close(inside(module, inputs), expected)
     assert products == []
 
 
@@ -60,18 +60,18 @@ def test_a_forward_replaced_on_the_class(
 def test_a_replaced_function_of_torch_and_a_mode(
     way: str, products: list[int], calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, given = layer(), tokens(3, 256)
-    expected = module(given) / 2, attended() / 2
+    module, inputs = layer(), tokens(3, 256)
+    expected = module(inputs) / 2, attended() / 2
     assert calls
     calls.clear()
     if way == "mode":
         with Halving():
-            found = inside(module, given), attended()
+            result = inside(module, inputs), attended()
     else:
         for name in ("linear", "scaled_dot_product_attention"):
             monkeypatch.setattr(torch.nn.functional, name, halved(getattr(torch.nn.functional, name)))
-        found = inside(module, given), attended()
-    torch.testing.assert_close(found, expected)
+        result = inside(module, inputs), attended()
+    torch.testing.assert_close(result, expected)
     assert products == calls == []
 
 

@@ -30,10 +30,10 @@ def norm(size: int = 256, dtype: torch.dtype = torch.float32, epsilon: float = 1
 def test_a_norm_is_the_classs_but_for_its_rounding(dtype: torch.dtype, norms: list[int]) -> None:
     """Of all remainders of what is added up at once, from tiny numbers to those whose squares are large."""
     for size, scale in itertools.product((8, 24, 40, 256, 1288), (1e-3, 1.0, 1e2)):
-        module, given = norm(size, dtype, 1e-5), (tokens(2, 3, size) * scale).to(dtype)
-        result = inside(module, given)
-        assert result.dtype == dtype and result.shape == given.shape
-        torch.testing.assert_close(result, module(given), atol=0.0, rtol=ROUNDING[dtype])
+        module, inputs = norm(size, dtype, 1e-5), (tokens(2, 3, size) * scale).to(dtype)
+        result = inside(module, inputs)
+        assert result.dtype == dtype and result.shape == inputs.shape
+        torch.testing.assert_close(result, module(inputs), atol=0.0, rtol=ROUNDING[dtype])
         assert norms.pop() == 6
 
 
@@ -41,44 +41,44 @@ def test_a_norm_is_the_classs_but_for_its_rounding(dtype: torch.dtype, norms: li
 def test_halves_are_rounded_where_the_class_rounds_them(dtype: torch.dtype, norms: list[int]) -> None:
     """Numbers whose squares add up exactly, in any order, give the same bits."""
     module = norm(64, dtype)
-    given = torch.randint(-8, 8, (40, 64), generator=torch.Generator().manual_seed(0)).to(dtype)
-    once = (module.weight.double() * given.double() * (given.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).to(
-        dtype
-    )
-    expected = module(given)
+    inputs = torch.randint(-8, 8, (40, 64), generator=torch.Generator().manual_seed(0)).to(dtype)
+    once = (
+        module.weight.double() * inputs.double() * (inputs.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+    ).to(dtype)
+    expected = module(inputs)
     assert not torch.equal(once, expected)
-    assert torch.equal(inside(module, given), expected)
+    assert torch.equal(inside(module, inputs), expected)
     assert norms == [40]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_is_computed_alike_whatever_stands_beside_it(dtype: torch.dtype, norms: list[int]) -> None:
-    module, given = norm(dtype=dtype), tokens(9, 256, dtype=dtype)
-    together = inside(module, given)
-    for place, alone in enumerate(given):
+    module, inputs = norm(dtype=dtype), tokens(9, 256, dtype=dtype)
+    together = inside(module, inputs)
+    for place, alone in enumerate(inputs):
         assert torch.equal(inside(module, alone), together[place])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, norms: list[int]) -> None:
-    module, given = norm(dtype=dtype), tokens(4, 256, dtype=dtype)
-    given[0, 5], given[1, 7], given[2] = float("nan"), float("inf"), 0.0
-    torch.testing.assert_close(inside(module, given), module(given), equal_nan=True, atol=0.0, rtol=ROUNDING[dtype])
+    module, inputs = norm(dtype=dtype), tokens(4, 256, dtype=dtype)
+    inputs[0, 5], inputs[1, 7], inputs[2] = float("nan"), float("inf"), 0.0
+    torch.testing.assert_close(inside(module, inputs), module(inputs), equal_nan=True, atol=0.0, rtol=ROUNDING[dtype])
     assert norms == [4]
 
 
 def test_any_shape_and_layout_of_tokens(norms: list[int]) -> None:
     """Norms of queries and keys get a token's heads, one after the other."""
     module = norm()
-    for given in (tokens(2, 3, 4, 256), tokens(256), tokens(2, 9, 256)[:, ::3], tokens(256, 5).T, tokens(0, 256)):
-        torch.testing.assert_close(inside(module, given), module(given))
+    for inputs in (tokens(2, 3, 4, 256), tokens(256), tokens(2, 9, 256)[:, ::3], tokens(256, 5).T, tokens(0, 256)):
+        torch.testing.assert_close(inside(module, inputs), module(inputs))
     assert norms == [24, 1, 6, 5]
 
 
 @pytest.mark.parametrize("kind", [MistralRMSNorm, Qwen3RMSNorm])
 def test_classes_with_the_code_of_llamas_are_computed_too(kind: type[torch.nn.Module], norms: list[int]) -> None:
-    module, given = kind(256).requires_grad_(False), tokens(3, 256)
-    torch.testing.assert_close(inside(module, given), module(given))
+    module, inputs = kind(256).requires_grad_(False), tokens(3, 256)
+    torch.testing.assert_close(inside(module, inputs), module(inputs))
     assert norms == [3]
 
 
@@ -100,30 +100,30 @@ class InHalves(LlamaRMSNorm):
 
 @pytest.mark.parametrize("kind", [GemmaRMSNorm, Twice, InHalves, torch.nn.RMSNorm])
 def test_classes_that_compute_anything_else_keep_their_forward(kind: type[torch.nn.Module], norms: list[int]) -> None:
-    module, given = kind(256).requires_grad_(False), tokens(3, 256)
-    torch.testing.assert_close(inside(module, given), module(given))
+    module, inputs = kind(256).requires_grad_(False), tokens(3, 256)
+    torch.testing.assert_close(inside(module, inputs), module(inputs))
     assert norms == []
 
 
 def test_a_class_whose_forward_was_replaced_keeps_it(norms: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    module, given = norm(), tokens(3, 256)
-    inside(module, given)
+    module, inputs = norm(), tokens(3, 256)
+    inside(module, inputs)
     monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, hidden_states: hidden_states + 1)
-    assert torch.equal(inside(module, given), given + 1)
+    assert torch.equal(inside(module, inputs), inputs + 1)
     assert norms == [3]
 
 
 def test_a_weight_that_changes_after_the_block_was_made_is_the_one_that_counts(norms: list[int]) -> None:
-    module, given = norm(), tokens(3, 256)
+    module, inputs = norm(), tokens(3, 256)
     layers = FewTokenLayers(module)
     module.weight = torch.nn.Parameter(2 * module.weight, requires_grad=False)
     with torch.no_grad(), layers:
-        replaced = module(given)
-    torch.testing.assert_close(replaced, module(given))
+        replaced = module(inputs)
+    torch.testing.assert_close(replaced, module(inputs))
     layers = FewTokenLayers(module)
     module.weight.data = module.weight.data.double()
     with torch.no_grad(), layers:
-        assert module(given).dtype == torch.float64
+        assert module(inputs).dtype == torch.float64
     assert norms == []
 
 
@@ -138,15 +138,15 @@ def test_torch_computes_many_tokens_and_where_it_is_faster(norms: list[int], mon
 
 
 def test_hooks_see_the_norm(norms: list[int]) -> None:
-    module, given, seen = norm(), tokens(3, 256), []
+    module, inputs, seen = norm(), tokens(3, 256), []
     module.register_forward_hook(lambda _module, _args, result: seen.append(result))
-    assert seen == [] and inside(module, given) is seen[0]
+    assert seen == [] and inside(module, inputs) is seen[0]
     assert norms == [3]
 
 
 def test_the_core_refuses_what_it_cannot_norm() -> None:
-    given, weight, out = tokens(2, 256), norm().weight, torch.empty(2, 256)
-    place = given.data_ptr(), weight.data_ptr(), out.data_ptr()
+    inputs, weight, out = tokens(2, 256), norm().weight, torch.empty(2, 256)
+    place = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
     for sizes in ((2, 252, 1e-6, 0), (2, 0, 1e-6, 0), (2, 256, 1e-6, 3)):
         with pytest.raises(ValueError, match="no norm"):
             cpu.core.rms_norm(*place, *sizes)

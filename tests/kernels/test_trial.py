@@ -44,19 +44,19 @@ def test_a_trial_of_long_calls_is_short() -> None:
 def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Who computed each product: the core, or torch, which takes as long by this clock; nothing is known before."""
     cpu.trial.cache_clear()
-    found: list[str] = []
+    output: list[str] = []
     for way in ("_product", "torchs"):
         original = getattr(LinearForward, way)
 
         def noting(*args: Any, name: str = way, original: Any = original) -> torch.Tensor:
-            found.append(name)
+            output.append(name)
             result: torch.Tensor = original(*args)
             return result
 
         monkeypatch.setattr(LinearForward, way, noting)
     clock = itertools.count(step=1e-4)
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
-    yield found
+    yield output
     cpu.trial.cache_clear()
 
 

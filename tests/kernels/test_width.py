@@ -44,10 +44,10 @@ def test_a_linear_layer_computes_a_token_alike(dtype: torch.dtype, seed: int) ->
     at = sizes(seed)
     num_in, num_out, count = 8 * draw(at, 1, 90), draw(at, 1, 300), draw(at, 130, 300)
     for module in (layer(num_in, num_out, dtype), transposed(num_in, 16 * draw(at, 1, 40), dtype)):
-        given = tokens(count, num_in, dtype=dtype)
-        whole = inside(module, given)
+        inputs = tokens(count, num_in, dtype=dtype)
+        whole = inside(module, inputs)
         for first, last in [(0, 1), (7, 10), (3, 131), (count - 1, count)]:
-            assert torch.equal(inside(module, given[first:last]), whole[first:last])
+            assert torch.equal(inside(module, inputs[first:last]), whole[first:last])
 
 
 @pytest.mark.usefixtures("shared_threads")
@@ -127,12 +127,12 @@ def test_attention_of_a_prompt_is_torchs_but_for_rounding(
 ) -> None:
     at = sizes(count)
     query, key, value = (torch.randn((2, heads[part > 0], count, 32), generator=at).to(dtype) for part in range(3))
-    own = CausalAttention(query, key, value, None)
-    assert own.fits
+    ours = CausalAttention(query, key, value, None)
+    assert ours.fits
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(one.float() for one in (query, key, value)), is_causal=True, enable_gqa=True
+        *(item.float() for item in (query, key, value)), is_causal=True, enable_gqa=True
     )
-    torch.testing.assert_close(own().transpose(1, 2).float(), expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(ours().transpose(1, 2).float(), expected, rtol=0.02, atol=0.02)
 
 
 def check_trees(model: Any, rows: int) -> None:
@@ -173,9 +173,9 @@ def check_texts(model: Any, rows: int, *, do_sample: bool) -> None:
         texts = set()
         for method, nodes in (("plain", None), ("prompt_lookup", None), ("lookahead", None), ("auto", 4), ("auto", 32)):
             torch.manual_seed(seed)
-            given: dict[str, Any] = {} if nodes is None else {"spec_config": {"num_nodes": nodes}}
+            values: dict[str, Any] = {} if nodes is None else {"spec_config": {"num_nodes": nodes}}
             inputs = padded(PROMPT.roll(seed, dims=1), rows=rows)
-            text = model.generate(**inputs, **given, spec_method=method, do_sample=do_sample, max_new_tokens=16)
+            text = model.generate(**inputs, **values, spec_method=method, do_sample=do_sample, max_new_tokens=16)
             texts.add(str(text.tolist()))
         assert len(texts) == 1
 
@@ -188,14 +188,14 @@ def test_attention_adds_biases_of_each_head(mask: str, heads: tuple[int, int]) -
     bias = tokens(1, heads[0], 9, 9, dtype=torch.bfloat16)
     seen = torch.ones(9, 9, dtype=torch.bool).tril().expand(3, 1, 9, 9)
     hidden = torch.where(seen, 0.0, torch.finfo(torch.bfloat16).min).bfloat16()
-    given = {"none": None, "bool": seen, "added": hidden}[mask]
-    own = CoreAttention(query, key, value, given, 0.3, is_causal=False, bias=bias)
-    exact = [one.double().repeat_interleave(heads[0] // one.shape[1], dim=1) for one in (query, key, value)]
+    inputs = {"none": None, "bool": seen, "added": hidden}[mask]
+    ours = CoreAttention(query, key, value, inputs, 0.3, is_causal=False, bias=bias)
+    exact = [item.double().repeat_interleave(heads[0] // item.shape[1], dim=1) for item in (query, key, value)]
     added = bias.double().expand(3, -1, -1, -1)
-    added = added if given is None else added.masked_fill(~seen, -torch.inf)
+    added = added if inputs is None else added.masked_fill(~seen, -torch.inf)
     expected = torch.nn.functional.scaled_dot_product_attention(*exact, attn_mask=added, scale=0.3).transpose(1, 2)
-    assert own.fits
-    assert torch.allclose(own().double(), expected, atol=0.02)
+    assert ours.fits
+    assert torch.allclose(ours().double(), expected, atol=0.02)
 
 
 @pytest.mark.usefixtures("shared_threads")
@@ -209,16 +209,16 @@ def test_an_int8_layer_gives_a_token_what_it_gives_for_it_alone(
     module = bitsandbytes.nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0)
     module.load_state_dict(layer(*size).state_dict())
     module = module.to("cpu").eval()
-    given = tokens(64, size[0], dtype=dtype) * torch.linspace(0.0, 4.0, 64, dtype=dtype)[:, None]
-    assert (given.abs() >= 6.0).any(dim=1).sum() > 15
+    inputs = tokens(64, size[0], dtype=dtype) * torch.linspace(0.0, 4.0, 64, dtype=dtype)[:, None]
+    assert (inputs.abs() >= 6.0).any(dim=1).sum() > 15
     with torch.no_grad():
-        alone = torch.cat([module(one) for one in given.split(1)])
+        alone = torch.cat([module(item) for item in inputs.split(1)])
     if not has_integer_sums:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    ours = torch.cat([inside(module, one) for one in given.split(1)])
+    ours = torch.cat([inside(module, item) for item in inputs.split(1)])
     assert torch.allclose(ours.float(), alone.float(), atol=0.02, rtol=0.01)
     for count in range(1, 65, 1 if size[0] == 64 else 9):
-        assert torch.equal(inside(module, given[:count]), ours[:count])
+        assert torch.equal(inside(module, inputs[:count]), ours[:count])
 
 
 @pytest.mark.usefixtures("shared_threads")
@@ -231,13 +231,13 @@ def test_a_four_bit_layer_computes_a_token_alike(size: tuple[int, int], is_packe
     module.load_state_dict(layer(*size).state_dict())
     module = module.to("cpu").eval()
     module.support_avx512bf16_for_cpu &= is_packed
-    given = tokens(64, size[0], dtype=dtype)
+    inputs = tokens(64, size[0], dtype=dtype)
     with torch.no_grad():
-        expected = module(given)
-    whole = inside(module, given)
+        expected = module(inputs)
+    whole = inside(module, inputs)
     assert torch.allclose(whole.float(), expected.float(), atol=0.02, rtol=0.01)
     for count in range(1, 65):
-        assert torch.equal(inside(module, given[:count]), whole[:count])
+        assert torch.equal(inside(module, inputs[:count]), whole[:count])
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8", "nf4"])

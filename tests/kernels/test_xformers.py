@@ -29,8 +29,8 @@ def reasons(*tensors: Any) -> list[str]:
     inputs.validate_inputs()
     step = 16 // tensors[0].dtype.itemsize
     with mock.patch.object(cutlass, "_minimum_gemm_alignment", lambda _: step):
-        found = cutlass.FwOp.not_supported_reasons(inputs)
-    return [reason for reason in found if not reason.startswith(OF_THIS_MACHINE)]
+        result = cutlass.FwOp.not_supported_reasons(inputs)
+    return [reason for reason in result if not reason.startswith(OF_THIS_MACHINE)]
 
 
 @pytest.mark.parametrize("queries", [1, 5, 64])
@@ -55,12 +55,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_kernel_takes_is_known_without_asking(case: str) -> None:
-    given, reason = REFUSED[case]
-    tensor = torch.zeros(1, 2, 3, given.get("size", 16), dtype=given.get("dtype", torch.float32))
+    inputs, reason = REFUSED[case]
+    tensor = torch.zeros(1, 2, 3, inputs.get("size", 16), dtype=inputs.get("dtype", torch.float32))
     if case != "cpu":
         tensor = OnCuda(tensor)
-    found = XformersKernel().reason_against(tensor, tensor, tensor)
-    assert found is not None and reason in found
+    result = XformersKernel().reason_against(tensor, tensor, tensor)
+    assert result is not None and reason in result
     assert XformersKernel().reason_against(*[OnCuda(torch.zeros(1, 2, 3, 16))] * 3) is None
 
 

@@ -63,12 +63,12 @@ class Batch:
 
 @pytest.fixture(scope="session")
 def batches(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callable[[str, str], Batch]:
-    known: dict[tuple[str, str], Batch] = {}
+    seen: dict[tuple[str, str], Batch] = {}
 
     def batch(family: str, mode: str) -> Batch:
-        if (family, mode) not in known:
-            known[family, mode] = Batch(zoo(family), draft_of(family), mode)
-        return known[family, mode]
+        if (family, mode) not in seen:
+            seen[family, mode] = Batch(zoo(family), draft_of(family), mode)
+        return seen[family, mode]
 
     return batch
 

@@ -195,16 +195,16 @@ def test_choosing_reads_once_a_step_and_keeps_the_seed(
 
 def test_the_emulated_device_refuses_what_a_gpu_refuses(device: EmulatedDevice) -> None:
     """Else no test above would see a tensor in the wrong place."""
-    own, other = torch.ones(3, device=DEVICE), torch.ones(3)
-    assert isinstance(own + 1, DeviceTensor)
+    ours, other = torch.ones(3, device=DEVICE), torch.ones(3)
+    assert isinstance(ours + 1, DeviceTensor)
     with pytest.raises(RuntimeError, match="same device"):
-        own + other
+        ours + other
     with pytest.raises(RuntimeError, match="same device"):
-        torch.cat([own, other])
+        torch.cat([ours, other])
     with pytest.raises(RuntimeError, match="device for the generator"):
-        torch.multinomial(own, 1, generator=torch.Generator())
+        torch.multinomial(ours, 1, generator=torch.Generator())
     with pytest.raises((TypeError, RuntimeError)):
-        own.numpy()
+        ours.numpy()
     assert not torch.accelerator.is_available(), "other tests see no device"
 
 
@@ -260,5 +260,5 @@ def test_arrays_of_the_same_shapes_are_sent_into_the_same_tensors(device: Emulat
     again = send([np.arange(3) + 1, np.zeros((2, 2), np.int16)], [None, torch.bfloat16])
     other = send([np.arange(4)])
     assert len(device.uploads) == 3
-    assert all(one is two for one, two in zip(first, again, strict=True))
+    assert all(item is two for item, two in zip(first, again, strict=True))
     assert [tensor.tolist() for tensor in (*again, *other)] == [[1, 2, 3], [[0.0, 0.0]] * 2, [0, 1, 2, 3]]

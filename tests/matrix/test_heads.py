@@ -74,8 +74,8 @@ def test_generate_many_keeps_every_text(pairs: Callable[[str], Pair], name: str)
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
     expected = [plain(target, prompt[None], **options)[0, len(prompt) :].tolist() for prompt in prompts]
     how = always(CASES[name].method, SHAPES["tree"])
-    found = hf_specdec.generate_many(target, prompts, max_batch_size=2, assistant_model=head, **options, **how)
-    ours = {result.index: result.token_ids for result in found}
+    output = hf_specdec.generate_many(target, prompts, max_batch_size=2, assistant_model=head, **options, **how)
+    ours = {result.index: result.token_ids for result in output}
     assert [ours[index] for index in range(len(prompts))] == expected
 
 

@@ -33,8 +33,8 @@ def make_prompts(count: int = 10) -> list[list[int]]:
     common = [rng.randrange(3, 128) for _ in range(20)]
     prompts = []
     for number in range(count):
-        own = [rng.randrange(3, 128) for _ in range(rng.randrange(1, 30))]
-        prompts.append((common if number % 3 == 0 else []) + own + own[:5])
+        ours = [rng.randrange(3, 128) for _ in range(rng.randrange(1, 30))]
+        prompts.append((common if number % 3 == 0 else []) + ours + ours[:5])
     return prompts
 
 
@@ -65,12 +65,12 @@ class Alone:
 
 @pytest.fixture(scope="session")
 def alone(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callable[[str, str], Alone]:
-    known: dict[tuple[str, str], Alone] = {}
+    seen: dict[tuple[str, str], Alone] = {}
 
     def texts(family: str, mode: str) -> Alone:
-        if (family, mode) not in known:
-            known[family, mode] = Alone(zoo(family), draft_of(family), mode)
-        return known[family, mode]
+        if (family, mode) not in seen:
+            seen[family, mode] = Alone(zoo(family), draft_of(family), mode)
+        return seen[family, mode]
 
     return texts
 

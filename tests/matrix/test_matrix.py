@@ -89,13 +89,13 @@ def leaves_early(family: str) -> bool:
 
 @pytest.fixture(scope="session")
 def cells(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callable[[str, str, str], Cell]:
-    known: dict[tuple[str, str, str], Cell] = {}
+    seen: dict[tuple[str, str, str], Cell] = {}
 
     def cell(family: str, mode: str, cache: str) -> Cell:
         key = (family, mode, cache)
-        if key not in known:
-            known[key] = Cell(zoo(family), draft_of(family), mode, cache)
-        return known[key]
+        if key not in seen:
+            seen[key] = Cell(zoo(family), draft_of(family), mode, cache)
+        return seen[key]
 
     return cell
 

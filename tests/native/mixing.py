@@ -89,11 +89,11 @@ def softmax(scores: Iterable[float], noise: Noise | None = None) -> list[float]:
             its noise; p is known up to an error of the score, and where that is Gumbel distributed the chances are as
             p / e is.
     """
-    known, others = [*scores], 0.0
+    seen, others = [*scores], 0.0
     if noise is not None:
-        known, others = [score + of_draw for score, of_draw in zip(known, noise[0], strict=True)], noise[1]
-    largest = max([others, *known])
-    shares = [math.exp(score - largest) for score in known]
+        seen, others = [score + of_draw for score, of_draw in zip(seen, noise[0], strict=True)], noise[1]
+    largest = max([others, *seen])
+    shares = [math.exp(score - largest) for score in seen]
     total = sum_of([math.exp(others - largest), *shares])
     return [share / total for share in shares]
 

@@ -113,9 +113,9 @@ class PythonSearch:
         """See `Search`."""
         waiting: list[tuple[float, int, _Node, int]] = []  # (-probability, order of arrival, parent, token)
         best: list[float] = []  # probabilities of the `budget` likeliest candidates so far, a heap: the least is first
-        found, places, arrivals = [self._nodes[0]], {0: 0}, 0
-        while len(found) <= budget:
-            for token, probability in self._candidates(found[-1], floor):
+        result, places, arrivals = [self._nodes[0]], {0: 0}, 0
+        while len(result) <= budget:
+            for token, probability in self._candidates(result[-1], floor):
                 if len(best) < budget:
                     heapq.heappush(best, probability)
                 elif probability > best[0]:
@@ -123,7 +123,7 @@ class PythonSearch:
                 else:
                     continue  # so many others exceed it already
                 arrivals += 1
-                heapq.heappush(waiting, (-probability, arrivals, found[-1], token))
+                heapq.heappush(waiting, (-probability, arrivals, result[-1], token))
             if len(best) == budget and best[0] > floor:
                 floor = best[0]
             if not waiting:
@@ -133,14 +133,14 @@ class PythonSearch:
                 parent.children[token] = _Node(len(self._nodes), token, parent)
                 self._nodes.append(parent.children[token])
             child = parent.children[token]
-            child.probability, places[child.number] = -negative, len(found)
-            found.append(child)
+            child.probability, places[child.number] = -negative, len(result)
+            result.append(child)
         return Likeliest(
-            [node.number for node in found],
-            tuple([node.token for node in found]),
-            tuple([-1 if node.parent is None else places[node.parent.number] for node in found]),
-            tuple([node.probability for node in found]),
-            tuple([len(node.path) for node in found]),
+            [node.number for node in result],
+            tuple([node.token for node in result]),
+            tuple([-1 if node.parent is None else places[node.parent.number] for node in result]),
+            tuple([node.probability for node in result]),
+            tuple([len(node.path) for node in result]),
         )
 
     def token(self, node: int) -> int:
@@ -187,7 +187,7 @@ class PythonSearch:
         for token in accepted:
             prediction = self.predicted(here)
             drafted = [tree.tokens[child] for child in tree.children(place)] if place >= 0 else []
-            self._learn(prediction, token, [one for one in drafted if one in prediction.tokens])
+            self._learn(prediction, token, [item for item in drafted if item in prediction.tokens])
             following = tree.child(place, token) if place >= 0 else None
             if token not in here.children:
                 break
@@ -206,8 +206,8 @@ class PythonSearch:
             return []
         prediction = self.predicted(node)
         both = zip(prediction.tokens, prediction.probabilities, strict=True)
-        found = [(token, reached * share) for token, share in both if reached * share >= floor]
-        return found if self._takes_trees else sorted(found, key=lambda one: -one[1])[:1]
+        result = [(token, reached * share) for token, share in both if reached * share >= floor]
+        return result if self._takes_trees else sorted(result, key=lambda item: -item[1])[:1]
 
     def _predict(self, node: _Node) -> Prediction:
         kind, said = self._said_of(node)
@@ -226,18 +226,18 @@ class PythonSearch:
         """Learn that `token` came; `drafted` are the candidates that were verified."""
         learn_weights(self._learned, prediction.kind, prediction.said, token, prediction.noise)
         if drafted:
-            raw = [prediction.raw[prediction.tokens.index(one)] for one in drafted]
+            raw = [prediction.raw[prediction.tokens.index(item)] for item in drafted]
             record = self._sources.record
             record[0] = FADE * record[0] + sum_of([corrected(self._learned, probability) for probability in raw])
             record[1] = FADE * record[1] + (token in drafted)
-            learn_outcomes(self._learned, zip(raw, [one == token for one in drafted], strict=True))
+            learn_outcomes(self._learned, zip(raw, [item == token for item in drafted], strict=True))
 
     def _said_of(self, node: _Node) -> tuple[int, Said]:
         """Kind of the context that ends with `node`, and what each source that knows it says."""
-        sources, (own, pooled) = self._sources, self._matches_of(node)
+        sources, (ours, pooled) = self._sources, self._matches_of(node)
         tail = (*self._index.tokens[-MAX_KEY - 1 :], *node.path)
         keys, above = keys_of(tail[-MAX_KEY:]), keys_of(tail[-MAX_KEY - 1 : -1])
-        votes = [(place, self._counted(node, found)) for place, found in ((OWN, own), (POOLED, pooled))]
+        votes = [(place, self._counted(node, result)) for place, result in ((OWN, ours), (POOLED, pooled))]
         said, level = [(place, entry) for place, entry in votes if entry[0]], 0
         for size, key in enumerate(keys, 1):
             if sources.recycled is not None and (entry := get(sources.recycled, key)) is not None:
@@ -249,7 +249,7 @@ class PythonSearch:
         if sources.recycled is not None and (entry := longest(sources.recycled, above)) is not None:
             others = [pair for pair in zip(*entry, strict=True) if pair[0] != node.token]
             said.append((SIBLINGS, ([token for token, _ in others], [value for _, value in others])))
-        return kind_of(max([size for *_, size in own], default=0), level, node.drafted is not None), said
+        return kind_of(max([size for *_, size in ours], default=0), level, node.drafted is not None), said
 
     def _matches_of(self, node: _Node) -> tuple[list[Match], list[Match]]:
         """Matches of the context that ends with `node`, in this text and in earlier ones."""
@@ -259,7 +259,7 @@ class PythonSearch:
         if parent is None:
             node.matches = found_in(index, index), [] if pool is None else found_in(pool, index)
             return node.matches
-        own, pooled = (
+        ours, pooled = (
             [
                 (text, place + 1, min(size + 1, MAX_MATCH))
                 for text, place, size in matches
@@ -267,10 +267,10 @@ class PythonSearch:
             ]
             for matches in self._matches_of(parent)
         )
-        if len(own) < FEW:
-            known = [place for _, place, _ in own]
-            own += [(index.tokens, new, 1) for new in index.places((node.token,), NUM_PLACES) if new not in known]
-        node.matches = own, pooled
+        if len(ours) < FEW:
+            seen = [place for _, place, _ in ours]
+            ours += [(index.tokens, new, 1) for new in index.places((node.token,), NUM_PLACES) if new not in seen]
+        node.matches = ours, pooled
         return node.matches
 
     def _follower(self, node: _Node, text: Sequence[int], place: int) -> int:
@@ -291,11 +291,11 @@ class PythonSearch:
 
 def found_in(source: NgramIndex | NgramPool, index: NgramIndex) -> list[Match]:
     """Find the newest places in `source` after every n-gram that ends the text of `index`, each once."""
-    context, found = index.tokens[-MAX_MATCH:], dict[tuple[int, int], Match]()
+    context, result = index.tokens[-MAX_MATCH:], dict[tuple[int, int], Match]()
     for size in range(min(source.max_ngram_size, len(context)), 0, -1):
         for other, place in source.search(context[-size:], limit=NUM_PLACES):
-            found.setdefault((id(other), place), (other.tokens, place, match_length(other.tokens, place, context)))
-    return list(found.values())
+            result.setdefault((id(other), place), (other.tokens, place, match_length(other.tokens, place, context)))
+    return list(result.values())
 
 
 def match_length(text: Sequence[int], place: int, context: Sequence[int]) -> int:

@@ -61,9 +61,9 @@ def test_an_index_finds_the_same_places(core: Any, pieces: list[list[int]], ngra
     assert ours.common.shares() == theirs.common.shares()
     for size in range(1, 5):
         native.core = core
-        found = ours.places(ngram[:size], limit)
+        result = ours.places(ngram[:size], limit)
         native.core = None
-        assert found == theirs.places(ngram[:size], limit)
+        assert result == theirs.places(ngram[:size], limit)
 
 
 def rows(rng: random.Random, count: int) -> tuple[Any, Any]:
@@ -91,21 +91,21 @@ def steps(search_of: Any, text: Sequence[int], earlier: Sequence[Sequence[int]],
     put_nodes = RecycledLogits.put_nodes if search_of is Search else recycled.put_nodes
     rng, seen = random.Random(seed), list[Any]()
     memory, index = SpecMemory(300, 100), NgramIndex(4)
-    for one in earlier:
-        memory.pool.add(one)
+    for item in earlier:
+        memory.pool.add(item)
     sources = Sources(memory, is_sampled=False)
     index.extend(text)
     for _ in range(5):
         depth = rng.choice([ANY_DEPTH, 0, 1, 3])
         search = search_of(sources, index, takes_trees=takes_trees, max_depth=depth, noise=noise_of(rng))
-        found = search.likeliest(rng.choice([1, 6, 24]), rng.choice([1e-3, 2e-2]))
-        assert max(found.depths) <= depth
-        seen.append(found)
+        result = search.likeliest(rng.choice([1, 6, 24]), rng.choice([1e-3, 2e-2]))
+        assert max(result.depths) <= depth
+        seen.append(result)
         if rng.random() < 0.4:
-            search.score(rng.choice(found.nodes), ([1, 2, 3], [9.0, 5.0, 3.0]))
-            found = search.likeliest(12, 1e-3)
-            seen += [search.value(found.nodes), found]
-        tree = DraftTree.of_nodes(found.tokens, found.parents, found.depths, found.probabilities)
+            search.score(rng.choice(result.nodes), ([1, 2, 3], [9.0, 5.0, 3.0]))
+            result = search.likeliest(12, 1e-3)
+            seen += [search.value(result.nodes), result]
+        tree = DraftTree.of_nodes(result.tokens, result.parents, result.depths, result.probabilities)
         accepted, node = accepted_of(rng, tree), 0
         for token in accepted:
             seen += [search.votes(node, token), search.token(node), search.parent(node), search.probability(node)]
@@ -114,9 +114,9 @@ def steps(search_of: Any, text: Sequence[int], earlier: Sequence[Sequence[int]],
                 break
         verified = tree.truncated(max_nodes=rng.choice([2, 8, 40]))
         search.follow(verified, accepted)
-        best, log_probs = rows(rng, len(found.tokens))
+        best, log_probs = rows(rng, len(result.tokens))
         before = index.tokens[-3:-1]
-        put_nodes(memory.recycled, found.tokens, found.parents, before, best, log_probs)
+        put_nodes(memory.recycled, result.tokens, result.parents, before, best, log_probs)
         index.extend(accepted)
     learned = memory.greedy
     kept = {name: row.tolist() for name, row in memory.recycled.export().items()}
@@ -132,7 +132,7 @@ def test_a_search_finds_the_same_nodes_and_learns_the_same(
     native.core = core
     ours = steps(Search, text, earlier, seed, takes_trees)
     assert ours == steps(PythonSearch, text, earlier, seed, takes_trees)
-    assert any(isinstance(one, Likeliest) for one in ours)
+    assert any(isinstance(item, Likeliest) for item in ours)
 
 
 @pytest.mark.parametrize("scored", [None, True, False], ids=["alone", "trees scored", "chains scored"])
@@ -145,7 +145,7 @@ def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monke
         monkeypatch.setattr("hf_specdec.methods.auto.drafter.Search", which)
         if which is PythonSearch:
             monkeypatch.setattr(RecycledLogits, "put_nodes", recycled.put_nodes)
-        memory, found = SpecMemory(2_000, 2_000), []
+        memory, result = SpecMemory(2_000, 2_000), []
         for start in range(3):
             scorer = None if scored is None else TableScorer(table, vocab_size=VOCAB, takes_trees=scored)
             drafter, text = AutoDrafter(AutoSpecConfig(), memory, scorer=scorer), [start, start + 1]
@@ -158,9 +158,9 @@ def test_a_drafter_proposes_the_same_trees(core: Any, scored: bool | None, monke
                 accepted = [int(table(tuple(text)).argmax())]
                 learned(drafter, tree, logits, accepted)
                 text += accepted
-                found.append((tree.tokens, tree.parents, tree.depths, tree.probabilities, drafter.describe(tree)))
+                result.append((tree.tokens, tree.parents, tree.depths, tree.probabilities, drafter.describe(tree)))
             drafter.end()
-        return found
+        return result
 
     native.core = core
     assert trees(Search) == trees(PythonSearch)
@@ -275,7 +275,7 @@ def test_arrays_that_do_not_fit_are_refused(core: Any) -> None:
 @pytest.mark.parametrize("token", [2**21 - 1, 3_000_000, 2**31 - 2, -1, -200])
 def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int) -> None:
     """No vocabulary has them, a damaged memory may; keys of them are below 0, of which C's remainders are too."""
-    tables, found = [], []
+    tables, result = [], []
     best, log_probs = rows(random.Random(0), 6)
     native.core = core
     for put_nodes, search_of in ((RecycledLogits.put_nodes, Search), (recycled.put_nodes, PythonSearch)):
@@ -284,9 +284,9 @@ def test_tokens_beyond_a_key_s_bits_stay_within_the_table(core: Any, token: int)
         tokens, parents = (token, token, 1, token, token, token), (-1, 0, 1, 2, 3, 4)
         put_nodes(memory.recycled, tokens, parents, (7, token), best, log_probs)
         tables.append([row.tolist() for row in memory.recycled.arrays[:4]])
-        found.append(search_of(Sources(memory, is_sampled=False), index).likeliest(8, 1e-3).tokens)
+        result.append(search_of(Sources(memory, is_sampled=False), index).likeliest(8, 1e-3).tokens)
     assert tables[0] == tables[1]
-    assert len(found[0]) > 1
+    assert len(result[0]) > 1
 
 
 def test_a_search_refuses_what_it_does_not_know(core: Any) -> None:
@@ -311,7 +311,7 @@ def test_a_process_without_the_core_says_so_once_with_the_remedy(
     monkeypatch.setitem(sys.modules, "hf_specdec.kernels.native._core", None)
     monkeypatch.delattr(native, "_core")
     with caplog.at_level(logging.WARNING, logger="hf_specdec"):
-        found = runpy.run_path(str(Path(native.__file__)))
-    assert found["core"] is None
+        result = runpy.run_path(str(Path(native.__file__)))
+    assert result["core"] is None
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "Install a C compiler (apt install gcc)" in warning

@@ -72,8 +72,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_blocks_that_are_not_run_define_their_names_too(tmp_path: Path) -> None:
     """A reader who types a page from its beginning meets no undefined name."""
     for number, page in enumerate(PAGES):
-        found = [match["code"] for match in BLOCK.finditer(page.read_text("utf-8")) if match["language"] == "python"]
-        (tmp_path / f"{number}_{page.stem.replace('-', '_')}.py").write_text("\n".join(found), "utf-8")
+        output = [match["code"] for match in BLOCK.finditer(page.read_text("utf-8")) if match["language"] == "python"]
+        (tmp_path / f"{number}_{page.stem.replace('-', '_')}.py").write_text("\n".join(output), "utf-8")
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select", "F821", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -89,8 +89,8 @@ def test_commands_parse(page: Path) -> None:
             if "hf-specdec " in line:
                 words = shlex.split(line, comments=True)
                 name, *arguments = words[words.index("hf-specdec") + 1 :]
-                asked = group.commands[name].make_context(name, arguments).params
-                resolve(asked.get("spec_method") or "auto").config_class.parse(asked.get("spec_config"))
+                wanted = group.commands[name].make_context(name, arguments).params
+                resolve(wanted.get("spec_method") or "auto").config_class.parse(wanted.get("spec_config"))
 
 
 def test_troubleshooting_names_reasons_of_the_code() -> None:

@@ -73,8 +73,8 @@ def test_every_public_name_is_imported_when_it_is_used() -> None:
     assert namespace.keys() >= set(hf_specdec.__all__)
     assert dir(hf_specdec) == sorted(hf_specdec.__all__)
     for name in hf_specdec.__all__:
-        found = getattr(hf_specdec, name)
-        module = inspect.getmodule(found)
+        result = getattr(hf_specdec, name)
+        module = inspect.getmodule(result)
         assert name.startswith("__") or (module is not None and module.__name__.startswith("hf_specdec"))
     with pytest.raises(AttributeError, match="no attribute 'enabel'"):
         hf_specdec.enabel  # noqa: B018

@@ -57,10 +57,10 @@ def core_of(python: Path, folder: Path) -> str:
     """File of the compiled core that an environment's package uses, or `None`."""
     source = "from hf_specdec.kernels import native; print(native.core and native.core.__file__)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(
+    result = subprocess.run(
         [str(python), "-c", source], capture_output=True, text=True, cwd=folder, env=environment, check=True
     )
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 @pytest.mark.wide
@@ -144,8 +144,8 @@ def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = [str(python), "-c", "import hf_specdec; print(hf_specdec.__file__)"]
-    found = subprocess.run(where, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
-    assert Path(found.stdout.strip()).is_relative_to(packages)
+    result = subprocess.run(where, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True)
+    assert Path(result.stdout.strip()).is_relative_to(packages)
 
     core = core_of(python, tmp_path)
     assert (core == "None") == wheel.name.endswith("-py3-none-any.whl")

@@ -27,16 +27,18 @@ def text_of(node: ast.AST) -> str | None:
 
 def reasons() -> list[str]:
     """Texts that the rules return, and their constants."""
-    found = []
+    result = []
     for file, names in {**dict.fromkeys(RULES), **OTHERS}.items():
         for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
-                found += [text_of(node.value)] if names is None or target.id in names else []
+                result += [text_of(node.value)] if names is None or target.id in names else []
             if isinstance(node, ast.FunctionDef) and (names is None or node.name in names):
                 returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value]
-                either = [value for one in returned for value in ([one.body] if isinstance(one, ast.IfExp) else [one])]
-                found += [text_of(value) for value in either]
-    return [text for text in found if text]
+                either = [
+                    value for item in returned for value in ([item.body] if isinstance(item, ast.IfExp) else [item])
+                ]
+                result += [text_of(value) for value in either]
+    return [text for text in result if text]
 
 
 def known() -> list[str]:

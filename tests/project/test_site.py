@@ -58,7 +58,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 def dead_links(site: Path) -> list[str]:
     """Links of built pages to files of the site that are not there, or to places that these do not have."""
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
-    found = []
+    result = []
     for page, text in pages.items():
         for link in re.findall(r'<a [^>]*href="([^"]+)"', text):
             path, _, place = unquote(link).partition("#")
@@ -67,8 +67,8 @@ def dead_links(site: Path) -> list[str]:
             target = (page.parent / path).resolve() if path else page
             is_there = target.exists() and (not place or target not in pages or f'id="{place}"' in pages[target])
             if not is_there:
-                found.append(f"{page.relative_to(site)}: {link}")
-    return found
+                result.append(f"{page.relative_to(site)}: {link}")
+    return result
 
 
 def test_former_pages_lead_to_pages_that_are_there() -> None:
@@ -125,13 +125,13 @@ def test_a_method_of_something_else_is_no_example() -> None:
 def names_in(code: str) -> set[tuple[str, str]]:
     """Module and name of what a block uses of the package: imported from a module, or an attribute of one."""
     names = {module.__name__ for module in MODULES}
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module in names:
-            found |= {(node.module, alias.name) for alias in node.names}
+            result |= {(node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in names:
-            found.add((ast.unparse(node.value), node.attr))
-    return found
+            result.add((ast.unparse(node.value), node.attr))
+    return result
 
 
 @functools.cache

@@ -56,5 +56,5 @@ def test_the_public_names_are_sorted_and_documented() -> None:
 
 def test_every_fault_of_the_mutants_can_be_made() -> None:
     """The text that a fault replaces is in its file exactly once."""
-    found = {mutant.name: (PACKAGE / mutant.file).read_text(encoding="utf-8").count(mutant.old) for mutant in MUTANTS}
-    assert not {name: count for name, count in found.items() if count != 1}
+    result = {mutant.name: (PACKAGE / mutant.file).read_text(encoding="utf-8").count(mutant.old) for mutant in MUTANTS}
+    assert not {name: count for name, count in result.items() if count != 1}

@@ -42,8 +42,8 @@ def test_split_blocks_are_read_rightly_or_found_out() -> None:
     layer = layer.to("cpu")
     if layer.weight.quant_state is None:
         layer.weight = bitsandbytes.nn.Params4bit(torch.randn(32, 96), **scales).to("cpu")
-    found = bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
-    assert torch.allclose(found.float(), unpacked(layer), atol=1e-2) == bnb.reads_split_blocks()
+    result = bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    assert torch.allclose(result.float(), unpacked(layer), atol=1e-2) == bnb.reads_split_blocks()
 
 
 def test_nf4_weights_are_what_their_codes_say() -> None:
@@ -62,8 +62,8 @@ def test_what_is_computed_is_what_the_weights_say() -> None:
     for name, layer in four_bit_layers(model).items():
         unpacked_model.get_submodule(name).weight.data = unpacked(layer)
     with torch.no_grad():
-        found, expected = model(PROMPT).logits.float(), unpacked_model(PROMPT).logits
-    assert (found - expected).abs().max() <= 0.03 * expected.abs().max()
+        result, expected = model(PROMPT).logits.float(), unpacked_model(PROMPT).logits
+    assert (result - expected).abs().max() <= 0.03 * expected.abs().max()
 
 
 def test_a_checkpoint_with_split_blocks_is_refused_where_it_is_read_wrongly(
@@ -98,6 +98,6 @@ def test_an_enabled_model_copies(precision: str) -> None:
 def test_int8_outliers_are_named_where_they_are_the_reason_against_drafts(threshold: float, tier: str) -> None:
     """A column with an outlier is multiplied in 16 bits for all tokens of a forward, which fp32 shows."""
     config = tf.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
-    found = hf_specdec.capability(load(DRAFT, dtype=torch.float32, quantization_config=config))
-    assert found.tier == tier
-    assert ("llm_int8_threshold=0.0" in found.reason) == (tier == "plain")
+    result = hf_specdec.capability(load(DRAFT, dtype=torch.float32, quantization_config=config))
+    assert result.tier == tier
+    assert ("llm_int8_threshold=0.0" in result.reason) == (tier == "plain")

@@ -200,7 +200,9 @@ def test_packed_weights_are_counted_unpacked(packed_folder):
 def test_the_tokenizer_comes_out_of_the_file(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     calls = []
-    monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda path, **given: calls.append((path, given)))
+    monkeypatch.setattr(
+        tokenizers.AutoTokenizer, "from_pretrained", lambda path, **inputs: calls.append((path, inputs))
+    )
     tokenizers.load_tokenizer(tmp_path / "model.gguf")
     tokenizers.load_tokenizer("a/model.gguf")  # a name on the hub, or a folder
     assert calls == [(str(tmp_path), {"gguf_file": "model.gguf"}), ("a/model.gguf", {})]
@@ -240,7 +242,7 @@ def test_a_draft_in_a_file_has_the_file_s_tokenizer(tmp_path, tokenizer, monkeyp
     """Compared with the target's, as that of a folder is."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     other = SimpleNamespace()
-    monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda path, **given: other)
+    monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda path, **inputs: other)
     for is_alike in (True, False):
         monkeypatch.setattr(tokenizers, "are_alike", lambda first, second, is_alike=is_alike: is_alike)
         loaded = tokenizers.load_foreign_tokenizer(tmp_path / "model.gguf", tokenizer)

@@ -33,7 +33,7 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
 
 @pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "auto"])
 def test_every_precision_but_auto_is_listed_for_the_machine(precision: str) -> None:
-    (support,) = [found for found in machine_support() if found.precision == precision]
+    (support,) = [result for result in machine_support() if result.precision == precision]
     assert support.works
     assert support.reason
 

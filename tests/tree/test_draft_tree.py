@@ -23,11 +23,11 @@ def random_tree(seed: int, num_nodes: int) -> DraftTree:
 
 def ancestors(tree: DraftTree, node: int) -> set[int]:
     """The reference: follow the parents up."""
-    found = {node}
+    result = {node}
     while tree.parents[node] != -1:
         node = tree.parents[node]
-        found.add(node)
-    return found
+        result.add(node)
+    return result
 
 
 TREES = [random_tree(seed, num_nodes) for seed in range(10) for num_nodes in (1, 2, 5, 17)]

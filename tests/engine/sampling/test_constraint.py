@@ -16,14 +16,14 @@ class Words:
 
     def __init__(self, *words: Sequence[int]) -> None:
         self.words, self.path = [tuple(word) for word in words], ()
-        self.asked: list[tuple[int, ...]] = []
+        self.requests: list[tuple[int, ...]] = []
 
     def follow(self, text: Sequence[int]) -> None:
         assert list(text) == TEXT
         self.path = ()
 
     def descend(self, path: Sequence[int]) -> bool:
-        self.asked.append(tuple(path))
+        self.requests.append(tuple(path))
         is_allowed = any(word[: len(path)] == tuple(path) for word in self.words)
         self.path = tuple(path) if is_allowed else self.path
         return is_allowed
@@ -64,8 +64,8 @@ def test_a_forced_run_comes_before_the_drafter_s_tokens_and_below_its_leaves() -
 def test_probabilities_of_what_is_left_out_go_to_its_siblings() -> None:
     proposed = tree_of([3, 4], [5], [7], probabilities=[1.0, 0.4, 0.2, 0.4, 0.1])
     tree = constrained(proposed, Words([3, 4], [3, 6], [7, 2]), TEXT)
-    found = dict(zip(map(tuple, map(tree.path, range(len(tree)))), tree.probabilities, strict=True))
-    by_tokens = {tuple(tree.tokens[node] for node in path[1:]): chance for path, chance in found.items()}
+    result = dict(zip(map(tuple, map(tree.path, range(len(tree)))), tree.probabilities, strict=True))
+    by_tokens = {tuple(tree.tokens[node] for node in path[1:]): chance for path, chance in result.items()}
     assert by_tokens == pytest.approx({(): 1.0, (3,): 0.4 / 0.6, (3, 4): 0.2 / 0.6, (7,): 0.1 / 0.6, (7, 2): 0.1 / 0.6})
     assert list(tree.probabilities) == sorted(tree.probabilities, reverse=True)
 
@@ -76,7 +76,7 @@ def test_extra_tokens_stay_and_each_token_is_asked_about_at_most_once() -> None:
     tree = constrained(tree_of([3, 4], [3, 6, 1], [7, 8], [2]).with_extra(extra), words, TEXT)
     assert tree.extra is extra
     assert branches_of(tree) == {(3, 4), (7, 8, 9)}
-    assert len(words.asked) == len(set(words.asked))
+    assert len(words.requests) == len(set(words.requests))
 
 
 def test_a_tree_after_a_run_and_the_same_without_it() -> None:

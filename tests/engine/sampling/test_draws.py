@@ -29,10 +29,10 @@ def drawn_ahead(stream: RandomStream, probabilities: torch.Tensor = PROBABILITIE
 
 
 def taken(draws: DrawsAhead, node: int) -> int | None:
-    if (found := draws.at(node)) is None:
+    if (result := draws.at(node)) is None:
         return None
     draws.take(node)
-    return found[1]
+    return result[1]
 
 
 @pytest.mark.parametrize("is_global", [True, False])

@@ -35,7 +35,7 @@ def method_of(name: str, draft: Any) -> dict[str, Any]:
 def test_texts_are_plain_generation_s(
     target: Any, draft: Any, prompt: Any, make: Any, method: str, grammar: str, do_sample: bool
 ) -> None:
-    asked = method_of(method, draft)
+    wanted = method_of(method, draft)
     options = {"max_new_tokens": 40, "do_sample": do_sample, "temperature": 0.9 if do_sample else None}
     torch.manual_seed(7)
     expected = plain(target, **prompt, **options, logits_processor=[make(grammar)])
@@ -43,7 +43,7 @@ def test_texts_are_plain_generation_s(
     output = target.generate(
         **prompt,
         **options,
-        **asked,
+        **wanted,
         logits_processor=[make(grammar)],
         return_dict_in_generate=True,
         output_scores=True,
@@ -159,7 +159,7 @@ def test_a_processor_goes_on_with_its_text_and_begins_anew_with_another(target: 
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         ({}, "`grammar` must get one of json_schema, json_object, regex, lark, but is 'none'"),
         ({"regex": "a", "json_object": True}, "but is 'json_object and regex'"),
@@ -175,9 +175,9 @@ def test_a_processor_goes_on_with_its_text_and_begins_anew_with_another(target: 
         ({"regex": "a", "eos_token_id": []}, "`eos_token_id` must be given where the tokenizer has none"),
     ],
 )
-def test_what_is_no_grammar_is_refused_by_name(tokenizer: Any, given: dict[str, Any], message: str) -> None:
+def test_what_is_no_grammar_is_refused_by_name(tokenizer: Any, inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        hf_specdec.grammar(tokenizer, **given)
+        hf_specdec.grammar(tokenizer, **inputs)
 
 
 def test_a_pydantic_model_is_a_schema(target: Any, prompt: Any, tokenizer: Any) -> None:

@@ -46,9 +46,9 @@ def tree() -> DraftTree:
 
 
 def of(*processors: Any) -> NodeProcessors:
-    found = NodeProcessors.of(LogitsProcessorList(processors), CPU)
-    assert found is not None
-    return found
+    result = NodeProcessors.of(LogitsProcessorList(processors), CPU)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3, 0.8])

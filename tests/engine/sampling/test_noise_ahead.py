@@ -85,10 +85,10 @@ def test_on_an_accelerator_rows_come_with_the_read_of_a_step(monkeypatch: pytest
     assert noise.unread(3) == ()
     assert noise.load(["tokens"]) == ["tokens"]  # type: ignore[list-item]
     assert [noise.on_host(depth) for depth in range(3)] == [None] * 3
-    found = noise.unread(1)
-    assert 0 < len(found) <= 1 + 1 + 3
-    assert noise.load(["tokens", *[row.numpy() for row in found]]) == ["tokens"]  # type: ignore[list-item]
+    result = noise.unread(1)
+    assert 0 < len(result) <= 1 + 1 + 3
+    assert noise.load(["tokens", *[row.numpy() for row in result]]) == ["tokens"]  # type: ignore[list-item]
     noise.take()
-    for depth, row in enumerate(found[1:4]):
+    for depth, row in enumerate(result[1:4]):
         assert (noise.on_host(depth) == row.numpy()).all()  # type: ignore[union-attr]
-    assert not {row.data_ptr() for row in found} & {row.data_ptr() for row in noise.unread(1)}
+    assert not {row.data_ptr() for row in result} & {row.data_ptr() for row in noise.unread(1)}

@@ -62,7 +62,7 @@ def texts_of(
     seed: int = 0,
     budget: int = 100,
     max_nodes: int | None = None,
-    told: Callable[[torch.Tensor], torch.Tensor] = lambda q: q,
+    drawn_as: Callable[[torch.Tensor], torch.Tensor] = lambda q: q,
 ) -> dict[tuple[int, ...], int]:
     """How often each text of `length` tokens is written by steps of draft and target."""
     generator = torch.Generator().manual_seed(seed)
@@ -81,8 +81,8 @@ def texts_of(
         text = [0]
         while len(text) <= length:
             tree = drafted_by(drafter, budget).truncated(max_nodes=max_nodes)
-            told_of = {node: told(q) for node, q in (tree.drafted_from or {}).items()}
-            tree = dataclasses.replace(tree, drafted_from=told_of)
+            declared = {node: drawn_as(q) for node, q in (tree.drafted_from or {}).items()}
+            tree = dataclasses.replace(tree, drafted_from=declared)
             so_far = list(text)
             tokens = verify_drawn(tree, lambda path: target_distribution(so_far + path), generator)  # noqa: B023
             learned(drafter, tree, None, tokens)
@@ -158,6 +158,6 @@ def test_a_draft_that_states_the_wrong_distribution_is_found_out() -> None:
     """The same trees, drawn from q and declared as drawn from a hotter one."""
     warps = temperature(0.9), temperature(0.8)
     config = DraftModelConfig(use_logits=True, **SHAPES["tree"])
-    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=2_000, told=lambda q: (q.log() / 3.0).softmax(-1))
+    seen = texts_of(config, DRAFT, TARGET, warps, length=2, count=2_000, drawn_as=lambda q: (q.log() / 3.0).softmax(-1))
     value, degrees = chi_square(seen, true_probabilities(TARGET, warps[1], 2))
     assert value > 2 * critical_value(degrees)

@@ -66,9 +66,9 @@ def test_what_is_chosen_ahead_counts_where_it_is_sure(is_sure: bool, do_sample: 
     torch.manual_seed(3)
     expected = sampler.choose(0, TEXT)
     torch.manual_seed(3)
-    found = sampler.choose_ahead(ROWS, TEXT)
-    assert found is not None
-    parts = [part.clone() for part in found]
+    result = sampler.choose_ahead(ROWS, TEXT)
+    assert result is not None
+    parts = [part.clone() for part in result]
     tokens, least, most = parts[1:] if do_sample else parts
     tokens[:] = (expected + 1) % 50  # as nothing would have it
     most[:] = least if is_sure else least + 1
@@ -79,8 +79,8 @@ def test_what_is_chosen_ahead_counts_where_it_is_sure(is_sure: bool, do_sample: 
 def test_what_is_no_probability_is_left_to_multinomial() -> None:
     """It raises what plain sampling raises."""
     sampler, broken = loaded(do_sample=True, return_dict_in_generate=False), torch.full((4, 50), torch.nan)
-    found = sampler.choose_ahead(broken, TEXT)
-    assert found is not None
-    sampler.load(NodeLogits(broken, chosen=tuple([part.numpy() for part in found])))
+    result = sampler.choose_ahead(broken, TEXT)
+    assert result is not None
+    sampler.load(NodeLogits(broken, chosen=tuple([part.numpy() for part in result])))
     with pytest.raises(RuntimeError, match="probability tensor"):
         sampler.choose(0, TEXT)

@@ -40,9 +40,9 @@ def conversation(model: Any, turns: list[dict[str, Any]], eos: list[int]) -> tup
         generate = model.generate if method else lambda *args, **kwargs: plain(model, *args, **kwargs)
         out = generate(ids, attention_mask=mask, **{CACHE: kept}, eos_token_id=eos, **OPTIONS, **method)
         texts.append(out.tolist())
-        asked = (torch.arange(15).view(3, 5) * 7 + 11 * number) % 120 + 5
+        wanted = (torch.arange(15).view(3, 5) * 7 + 11 * number) % 120 + 5
         mask = torch.cat([mask, mask.new_ones(3, out.shape[1] - ids.shape[1] + 5)], dim=1)
-        ids = torch.cat([out, asked], dim=1)
+        ids = torch.cat([out, wanted], dim=1)
     return texts, kept
 
 

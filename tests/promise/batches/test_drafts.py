@@ -69,11 +69,11 @@ def test_rejection_sampling_of_a_batch_follows_the_seed(pair: tuple[Any, Any]) -
         torch.manual_seed(3)
         texts.append(model.generate(PADDED, assistant_model=draft, **options).tolist())
     assert texts[0] == texts[1]
-    asked = {"do_sample": True, "max_new_tokens": 8, "seed": 4, "assistant_model": draft}
-    asked |= {name: options[name] for name in ("spec_method", "spec_config")}
+    wanted = {"do_sample": True, "max_new_tokens": 8, "seed": 4, "assistant_model": draft}
+    wanted |= {name: options[name] for name in ("spec_method", "spec_config")}
     jobs = []
     for size in (1, 3):
-        results = hf_specdec.generate_many(model, IDS, max_batch_size=size, **asked)
+        results = hf_specdec.generate_many(model, IDS, max_batch_size=size, **wanted)
         jobs.append({result.index: result.token_ids for result in results})
     assert jobs[0] == jobs[1]
 

@@ -122,14 +122,14 @@ def test_samples_of_a_prompt_are_constrained_as_in_plain_generation(pair: tuple[
     model, draft = pair
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "eos_token_id": None, "num_return_sequences": 2}
     options["prefix_allowed_tokens_fn"] = lambda number, ids: list(range(number, VOCAB_SIZE, 8))
-    texts = [model.generate(PADDED, **options, **given) for given in ({}, method_of(method, draft))]
+    texts = [model.generate(PADDED, **options, **inputs) for inputs in ({}, method_of(method, draft))]
     numbers = [[{token % 8 for token in row[PADDED.shape[1] :]} for row in text.tolist()] for text in texts]
     assert numbers[1] == numbers[0]
-    assert all(len(found) == 1 for found in numbers[0])
+    assert all(len(result) == 1 for result in numbers[0])
 
 
 @pytest.mark.parametrize(
-    ("given", "remedy"),
+    ("inputs", "remedy"),
     [
         ({"logits_processor": [Undeclared()]}, "row_safe"),
         ({"stopping_criteria": [AtMultipleUndeclared()], "eos_token_id": 1}, "row_safe"),
@@ -137,13 +137,15 @@ def test_samples_of_a_prompt_are_constrained_as_in_plain_generation(pair: tuple[
     ],
     ids=["processor", "criterion", "guidance"],
 )
-def test_what_may_look_at_all_rows_gets_them_in_step(pair: tuple[Any, Any], given: dict[str, Any], remedy: str) -> None:
+def test_what_may_look_at_all_rows_gets_them_in_step(
+    pair: tuple[Any, Any], inputs: dict[str, Any], remedy: str
+) -> None:
     """The batch is decoded plainly, and the reason says what to do."""
     model, _ = pair
-    output = model.generate(PADDED, **OPTIONS, **given, spec_method="prompt_lookup", return_dict_in_generate=True)
+    output = model.generate(PADDED, **OPTIONS, **inputs, spec_method="prompt_lookup", return_dict_in_generate=True)
     assert "may look at several sequences at once" in output.spec_stats.plain_reason
     assert remedy in output.spec_stats.plain_reason
-    assert output.sequences.tolist() == plain(model, PADDED, **OPTIONS, **given).tolist()
+    assert output.sequences.tolist() == plain(model, PADDED, **OPTIONS, **inputs).tolist()
 
 
 def test_a_criterion_that_ends_rows_needs_an_end_of_text_token(pair: tuple[Any, Any]) -> None:

@@ -67,9 +67,9 @@ def test_a_cache_is_taken_by_the_names_that_plain_generate_knows(zoo: Callable[[
     model, caches = zoo("llama"), [DynamicCache(), DynamicCache()]
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
     if name not in CACHE_ARGUMENTS:
-        for given in ({}, {"spec_method": "prompt_lookup"}):
+        for inputs in ({}, {"spec_method": "prompt_lookup"}):
             with pytest.raises(ValueError, match=name):
-                model.generate(PROMPT, **{name: caches[0]}, **options, **given)
+                model.generate(PROMPT, **{name: caches[0]}, **options, **inputs)
         return
     is_old = pytest.warns(FutureWarning, match=name) if name != CACHE else contextlib.nullcontext()
     with is_old:
@@ -109,8 +109,8 @@ def test_windows_slide_as_in_plain_decoding(
     assert_same_cache(ours.output[CACHE], reference.output[CACHE])
     text = torch.cat([ours.output.sequences, MORE], dim=1)
     answers = [
-        plain(model, text, **{CACHE: one.output[CACHE]}, max_new_tokens=8, do_sample=False).tolist()
-        for one in (ours, reference)
+        plain(model, text, **{CACHE: item.output[CACHE]}, max_new_tokens=8, do_sample=False).tolist()
+        for item in (ours, reference)
     ]
     assert answers[0] == answers[1]
 
@@ -179,11 +179,11 @@ def test_an_encoder_decoder_cache_comes_back_for_the_next_call(zoo: Callable[[st
             PROMPT,
             decoder_input_ids=text,
             decoder_attention_mask=torch.ones_like(text),
-            **{CACHE: one.output[CACHE]},
+            **{CACHE: item.output[CACHE]},
             max_new_tokens=8,
             do_sample=False,
         ).tolist()
-        for one in (ours, reference)
+        for item in (ours, reference)
     ]
     assert answers[0] == answers[1]
 

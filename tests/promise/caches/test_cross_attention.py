@@ -126,14 +126,14 @@ def test_every_draft_gives_plains_tokens_and_cache(model: Any, family: str, draf
 @pytest.mark.parametrize("family", MODELS)
 def test_what_is_seen_counts(model: Any, family: str) -> None:
     """Else no test here would see a model that leaves it out."""
-    given = seen(model)
-    text = plain(model, **given, max_new_tokens=16)
+    inputs = seen(model)
+    text = plain(model, **inputs, max_new_tokens=16)
     others = seen(model, 2)  # of the second row's
-    names = given.keys() - {"input_ids", "attention_mask"}
+    names = inputs.keys() - {"input_ids", "attention_mask"}
     other = {
-        name: others[name][1:] if isinstance(given[name], torch.Tensor) else (others[name][0][1:],) for name in names
+        name: others[name][1:] if isinstance(inputs[name], torch.Tensor) else (others[name][0][1:],) for name in names
     }
-    assert not plain(model, **given | other, max_new_tokens=16).equal(text)
+    assert not plain(model, **inputs | other, max_new_tokens=16).equal(text)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -154,13 +154,13 @@ def test_a_text_goes_on_over_the_cache_of_either(model: Any, family: str) -> Non
 
     Mllama sees less of the image in a forward of several tokens where the second turn has no cross_attention_mask.
     """
-    given = seen(model)
-    second = {name: value for name, value in given.items() if name.startswith("encoder")}
+    inputs = seen(model)
+    second = {name: value for name, value in inputs.items() if name.startswith("encoder")}
     texts = []
     for ways in ((None, None), ("prompt_lookup", "prompt_lookup"), (None, "auto"), ("lookahead", None)):
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         how = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
-        first = model.generate(**given, **how, **{CACHE: cache}, spec_method=ways[0])
+        first = model.generate(**inputs, **how, **{CACHE: cache}, spec_method=ways[0])
         ids = torch.cat([first.sequences, torch.tensor([[30, 31]])], dim=1)
         kept = first[CACHE]
         texts.append(model.generate(ids, **second, **how, **{CACHE: kept}, spec_method=ways[1]).sequences.tolist())

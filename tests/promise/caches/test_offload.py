@@ -77,7 +77,7 @@ def test_drafts_are_longer_where_weights_are_brought_in_for_each_forward(folder:
         how = {"spec_method": "draft_model", "assistant_model": draft, "return_dict_in_generate": True}
         outputs.append(target.generate(PROMPT, max_new_tokens=24, **how))
     assert 1.0 == factors[0] < factors[1] < factors[2]
-    in_memory, _, on_disk = [one.spec_stats.num_draft_tokens / one.spec_stats.num_drafts for one in outputs]
+    in_memory, _, on_disk = [item.spec_stats.num_draft_tokens / item.spec_stats.num_drafts for item in outputs]
     assert in_memory < on_disk
     assert outputs[0].sequences.equal(outputs[2].sequences)
 

@@ -35,19 +35,19 @@ class SinkLayer(DynamicLayer):
     """Evicts what is neither among the first columns nor among the last ones."""
 
     def update(self, *states: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        found = super().update(*states, **kwargs)
+        result = super().update(*states, **kwargs)
         self.keys, self.values = evicted(self.keys), evicted(self.values)
-        return found
+        return result
 
 
 class SinkCache(DynamicCache):
     """The same, as a cache."""
 
     def update(self, keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        found = super().update(keys, values, layer_idx, *args, **kwargs)
+        result = super().update(keys, values, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
         layer.keys, layer.values = evicted(layer.keys), evicted(layer.values)
-        return found
+        return result
 
 
 class Rounding:
@@ -111,8 +111,8 @@ def same(ours: Any, expected: Any) -> None:
     """The same text, and the caller's own cache holds what plain generation leaves in it."""
     assert ours.sequences.tolist() == expected.sequences.tolist()
     assert type(ours[CACHE]) is type(expected[CACHE])
-    for own, other in zip(ours[CACHE].layers, expected[CACHE].layers, strict=True):
-        assert torch.equal(own.keys, other.keys) and torch.equal(own.values, other.values)
+    for mine, other in zip(ours[CACHE].layers, expected[CACHE].layers, strict=True):
+        assert torch.equal(mine.keys, other.keys) and torch.equal(mine.values, other.values)
     assert ours.spec_stats.plain_reason and ours.spec_stats.num_accepted_tokens == 0
 
 
@@ -123,9 +123,9 @@ def test_a_cache_with_code_of_the_callers_is_used_as_plain_generation_uses_it(
 ) -> None:
     expected = plain(model, PROMPT, **CALL, **{CACHE: CACHES[kind](model)})
     assert expected.sequences.tolist() != plain(model, PROMPT, **CALL).sequences.tolist()
-    given = CACHES[kind](model)
-    ours = model.generate(PROMPT, **CALL, **{CACHE: given}, spec_method=method)
-    assert ours[CACHE] is given
+    inputs = CACHES[kind](model)
+    ours = model.generate(PROMPT, **CALL, **{CACHE: inputs}, spec_method=method)
+    assert ours[CACHE] is inputs
     same(ours, expected)
 
 

@@ -274,10 +274,10 @@ def test_what_is_returned_of_every_token_is_the_same(model: Any, draft: Draft) -
     options = STATIC | {"output_scores": True, "output_logits": True, "output_hidden_states": True}
     reference, ours = both(model, lambda: dict(options), draft)
     for name in ("scores", "logits"):
-        for own, other in zip(getattr(ours.output, name), getattr(reference.output, name), strict=True):
-            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
-    for own, other in zip(ours.output.hidden_states, reference.output.hidden_states, strict=True):
-        torch.testing.assert_close(own[-1], other[-1], atol=1e-4, rtol=1e-4)
+        for mine, other in zip(getattr(ours.output, name), getattr(reference.output, name), strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+    for mine, other in zip(ours.output.hidden_states, reference.output.hidden_states, strict=True):
+        torch.testing.assert_close(mine[-1], other[-1], atol=1e-4, rtol=1e-4)
 
 
 def test_a_prompts_mask_is_the_one_made_for_static_caches() -> None:
@@ -285,9 +285,9 @@ def test_a_prompts_mask_is_the_one_made_for_static_caches() -> None:
     model = build(FAMILIES["llama"])
 
     def seen_whole(inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
-        known = {name: value for name, value in kwargs.items() if name not in OF_OTHER_MODELS}
+        seen = {name: value for name, value in kwargs.items() if name not in OF_OTHER_MODELS}
         blocks = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long)
-        return create_masks_for_generate(inputs_embeds=inputs_embeds, block_sequence_ids=blocks, **known)
+        return create_masks_for_generate(inputs_embeds=inputs_embeds, block_sequence_ids=blocks, **seen)
 
     model.create_masks_for_generate = seen_whole
     hf_specdec.enable(model)

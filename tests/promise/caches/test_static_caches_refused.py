@@ -42,9 +42,9 @@ def test_a_draft_model_of_the_assisted_engine_leaves_it_to_plain_decoding(
 ) -> None:
     """transformers takes some from 5.24 on, and none with windows."""
     model = zoo(family)
-    given = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
+    inputs = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
     reference = run(model, plain, lambda: dict(STATIC))
-    ours = run(model, speculative, lambda: dict(STATIC), **given)
+    ours = run(model, speculative, lambda: dict(STATIC), **inputs)
     assert_same_run(ours, reference)
     assert "static cache" in ours.stats.plain_reason
 
@@ -88,10 +88,10 @@ def test_an_offloaded_cache_is_refused_by_name(model: Any, monkeypatch: pytest.M
 def test_many_prompts_over_static_caches_are_decoded_one_by_one(model: Any) -> None:
     prompts = [PROMPT[0].roll(row).tolist() for row in range(3)]
     options = {"max_new_tokens": 8, "do_sample": False}
-    found = {
+    output = {
         result.index: result.token_ids
         for result in hf_specdec.generate_many(model, prompts, spec_method="prompt_lookup", **STATIC, **options)
     }
     for index, prompt in enumerate(prompts):
         expected = plain(model, torch.tensor([prompt]), **options)[0, len(prompt) :]
-        assert found[index] == expected.tolist()
+        assert output[index] == expected.tolist()

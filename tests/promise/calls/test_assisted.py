@@ -106,11 +106,11 @@ def test_a_processor_that_keeps_state_leaves_it_to_plain_decoding(
     model: Any, has_draft_model: bool, settings: str
 ) -> None:
     """Rejected tokens would stay in what it keeps: guidance computes the text without its prompt over its own cache."""
-    own, options = KEEP_STATE[settings](), {"max_new_tokens": 24, "do_sample": False}
+    ours, options = KEEP_STATE[settings](), {"max_new_tokens": 24, "do_sample": False}
     expected = plain(model, PROMPT, **options, **KEEP_STATE[settings]())
     by_draft = {"spec_method": "draft_model", "assistant_model": model, "spec_config": {"engine": "assisted"}}
     how = by_draft if has_draft_model else ASSISTED
-    output = model.generate(PROMPT, **options, **own, return_dict_in_generate=True, **how)
+    output = model.generate(PROMPT, **options, **ours, return_dict_in_generate=True, **how)
     assert output.sequences.tolist() == expected.tolist()
     assert "keeps state, in which transformers' assisted" in output.spec_stats.plain_reason
 

@@ -45,10 +45,12 @@ ROUTES = [speculative, decode]
 
 def lengths(model: Any, route: Any = speculative, **kwargs: Any) -> set[int]:
     """Drafted tokens of the steps but the last two, whose drafts end with the text; the text is plain generation's."""
-    found: list[int] = []
-    output = route(model, PROMPT, **CALL, **kwargs, spec_observer=lambda step: found.append(step.tree.num_draft_tokens))
+    result: list[int] = []
+    output = route(
+        model, PROMPT, **CALL, **kwargs, spec_observer=lambda step: result.append(step.tree.num_draft_tokens)
+    )
     assert output.tolist() == plain(model, PROMPT, **CALL).tolist()
-    return set(found[:-2])
+    return set(result[:-2])
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -56,9 +58,9 @@ def lengths(model: Any, route: Any = speculative, **kwargs: Any) -> set[int]:
 def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str, route: Any) -> None:
     """Without the threshold drafts end where more would cost time; the draft is the model itself."""
     theirs: dict[str, Any] = {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.0}
-    given = theirs if by == "argument" else {"generation_config": GenerationConfig(**theirs, pad_token_id=0)}
+    inputs = theirs if by == "argument" else {"generation_config": GenerationConfig(**theirs, pad_token_id=0)}
     draft = build(FAMILIES["llama"])
-    assert lengths(model, route, spec_method="draft_model", assistant_model=draft, **given) == {2}
+    assert lengths(model, route, spec_method="draft_model", assistant_model=draft, **inputs) == {2}
 
 
 def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
@@ -90,8 +92,8 @@ def test_a_missing_head_is_named(model: Any, route: Any) -> None:
 
 def test_one_of_many_prompts_is_taken_over_too(model: Any) -> None:
     """The job's settings are left aside by a prompt with another method."""
-    own: list[dict[str, Any]] = [{}, {"spec_method": "prompt_lookup"}, {"spec_method": None}]
-    prompts = [{"input_ids": PROMPT, **settings} for settings in own]
+    ours: list[dict[str, Any]] = [{}, {"spec_method": "prompt_lookup"}, {"spec_method": None}]
+    prompts = [{"input_ids": PROMPT, **settings} for settings in ours]
     job = {"spec_method": "draft_model", "assistant_early_exit": 1, "num_assistant_tokens": 2}
     results = list(hf_specdec.generate_many(model, prompts, **CALL, **job))
     assert [result.error for result in results] == [None] * 3
@@ -145,21 +147,21 @@ def test_a_tokenizer_of_no_draft_is_refused(model: Any, method: str) -> None:
     ("method", "name"), [("prompt_lookup", "prompt_lookup_num_tokens"), ("draft_model", "num_assistant_tokens")]
 )
 def test_a_wrong_value_is_named_as_it_was_given(model: Any, method: str, name: str) -> None:
-    for given in ({name: 0}, {"spec_config": {name: 0}}):
+    for inputs in ({name: 0}, {"spec_config": {name: 0}}):
         with pytest.raises(ConfigError, match=f"`{name}` must be a whole number of at least 1 and .*, but is 0"):
-            model.generate(PROMPT, **CALL, spec_method=method, **given)
+            model.generate(PROMPT, **CALL, spec_method=method, **inputs)
 
 
 @pytest.mark.parametrize("where", ["argument", "generation_config"])
 def test_none_as_text_is_transformers_own_loop(model: Any, where: str) -> None:
     """For files and command lines, which have texts alone; a call's configuration switches a default off by it."""
-    own = GenerationConfig(**CALL, pad_token_id=0)
-    own.spec_method = "none"
+    ours = GenerationConfig(**CALL, pad_token_id=0)
+    ours.spec_method = "none"
     model.generation_config.spec_method = "prompt_lookup"
-    given: dict[str, Any] = {"spec_method": "none", **CALL} if where == "argument" else {"generation_config": own}
+    inputs: dict[str, Any] = {"spec_method": "none", **CALL} if where == "argument" else {"generation_config": ours}
     try:
-        output = model.generate(PROMPT, **given, return_dict_in_generate=True)
-        (result,) = hf_specdec.generate_many(model, [PROMPT], **given)
+        output = model.generate(PROMPT, **inputs, return_dict_in_generate=True)
+        (result,) = hf_specdec.generate_many(model, [PROMPT], **inputs)
     finally:
         del model.generation_config.spec_method
     assert not hasattr(output, "spec_stats")

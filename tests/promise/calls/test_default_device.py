@@ -79,5 +79,5 @@ def test_many_prompts_with_another_default_device() -> None:
     kwargs = {"max_new_tokens": 40, "do_sample": False}
     expected = [plain(model, prompt[None], **kwargs)[0, len(prompt) :].tolist() for prompt in prompts]
     with torch.device("meta"):
-        found = {r.index: r.token_ids for r in hf_specdec.generate_many(model, prompts, max_batch_size=2, **kwargs)}
-    assert found == dict(enumerate(expected))
+        result = {r.index: r.token_ids for r in hf_specdec.generate_many(model, prompts, max_batch_size=2, **kwargs)}
+    assert result == dict(enumerate(expected))

@@ -151,26 +151,26 @@ def test_a_checkpoint_saved_without_a_cache_drafts_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("enabled_first", [True, False])
 def test_a_default_survives_saving_and_loading(model: Any, tmp_path: Path, enabled_first: bool) -> None:
     """Also where the configuration was made from the model's own, whose unknown settings transformers drops."""
-    own = build(FAMILIES["llama"])
-    own.generation_config = GenerationConfig.from_model_config(own.config)
+    ours = build(FAMILIES["llama"])
+    ours.generation_config = GenerationConfig.from_model_config(ours.config)
     if enabled_first:
-        hf_specdec.enable(own)
-    own.generation_config.spec_method = "prompt_lookup"
-    own.generation_config.spec_config = {"max_draft_len": 5}
+        hf_specdec.enable(ours)
+    ours.generation_config.spec_method = "prompt_lookup"
+    ours.generation_config.spec_config = {"max_draft_len": 5}
     if not enabled_first:
-        hf_specdec.enable(own)
-    own.save_pretrained(tmp_path)
-    loaded = type(own).from_pretrained(tmp_path)
+        hf_specdec.enable(ours)
+    ours.save_pretrained(tmp_path)
+    loaded = type(ours).from_pretrained(tmp_path)
     assert loaded.generation_config.spec_method == "prompt_lookup"
     assert loaded.generation_config.spec_config == {"max_draft_len": 5}
 
 
 def test_our_loaders_read_a_default_that_transformers_dropped(model: Any, tmp_path: Path) -> None:
     """Of a folder saved by a model that was never enabled."""
-    own = build(FAMILIES["llama"])
-    own.generation_config = GenerationConfig.from_model_config(own.config)
-    own.generation_config.spec_method = "prompt_lookup"
-    own.save_pretrained(tmp_path)
+    ours = build(FAMILIES["llama"])
+    ours.generation_config = GenerationConfig.from_model_config(ours.config)
+    ours.generation_config.spec_method = "prompt_lookup"
+    ours.save_pretrained(tmp_path)
     loaded = hf_specdec.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.generation_config.spec_method == "prompt_lookup"
 
@@ -186,9 +186,9 @@ def test_a_default_that_needs_trees_steps_aside_on_a_model_of_chains(family: str
     output = model.generate(prompt, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
     assert output.sequences.equal(expected)
     assert "takes chains only" in output.spec_stats.plain_reason
-    for asked in ({"spec_method": "lookahead"}, {"lookahead_config": {}}):
+    for wanted in ({"spec_method": "lookahead"}, {"lookahead_config": {}}):
         with pytest.raises(hf_specdec.UnsupportedModelError, match="takes chains only"):
-            model.generate(prompt, max_new_tokens=8, do_sample=False, **asked)
+            model.generate(prompt, max_new_tokens=8, do_sample=False, **wanted)
 
 
 def test_a_disabled_model_knows_no_default() -> None:

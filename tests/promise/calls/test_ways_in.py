@@ -182,8 +182,8 @@ class OldNames(LlamaForCausalLM):
         logits_to_keep: int = 0,
         return_dict: Any = None,
     ) -> Any:
-        given = {"attention_mask": attention_mask, "position_ids": position_ids, CACHE: past_key_values}
-        return super().forward(input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep, **given)
+        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, CACHE: past_key_values}
+        return super().forward(input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep, **inputs)
 
     def prepare_inputs_for_generation(self, input_ids: Any, **kwargs: Any) -> Any:
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
@@ -225,8 +225,8 @@ def test_a_call_of_decode_stays_as_it_is_when_the_model_is_enabled(fresh: Any, e
     for enable in (lambda model: model, hf_specdec.enable):
         streamer, draft = Streamer(), build(FAMILIES["llama"])
         method = {"custom_generate": hf_specdec.decode, "draft_model_config": {"confidence_threshold": 0.0}}
-        given = {"spec_assistant_model": draft, "spec_streamer": streamer}
-        assert accepted(enable(fresh), expected, **method, **given) > 0
+        inputs = {"spec_assistant_model": draft, "spec_streamer": streamer}
+        assert accepted(enable(fresh), expected, **method, **inputs) > 0
         assert streamer.tokens == [*expected[0], -1]
 
 
@@ -256,9 +256,9 @@ def test_the_auto_class_for_seq2seq_loads_and_enables(tmp_path: Path) -> None:
 def test_capability_says_what_the_model_can_do(fresh: Any) -> None:
     """Found without disturbing model, cache or random numbers."""
     state = torch.get_rng_state()
-    found = hf_specdec.capability(fresh)
+    result = hf_specdec.capability(fresh)
     assert torch.equal(torch.get_rng_state(), state)
-    assert (found.tier, found.attention, found.dtype) == ("tree", "sdpa", "float32")
-    assert found.reason
-    assert hf_specdec.capability(fresh) is found
-    assert json.loads(json.dumps(found.to_dict()))["tier"] == "tree"
+    assert (result.tier, result.attention, result.dtype) == ("tree", "sdpa", "float32")
+    assert result.reason
+    assert hf_specdec.capability(fresh) is result
+    assert json.loads(json.dumps(result.to_dict()))["tier"] == "tree"

@@ -111,15 +111,15 @@ def test_calls_at_the_same_time_have_buffers_of_their_own(pair: tuple[Any, Any],
     model, _ = pair
     options = {"max_new_tokens": 10, "compile_config": on_cpu(counting(graphs)), "spec_method": "prompt_lookup"}
     expected = plain(model, PROMPT, max_new_tokens=10, do_sample=False)
-    found: list[Any] = []
+    result: list[Any] = []
 
     def within(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if len(found) < 2:
-            found.append(None)
-            found[-1] = speculative(model, PROMPT, **STATIC | options)
+        if len(result) < 2:
+            result.append(None)
+            result[-1] = speculative(model, PROMPT, **STATIC | options)
         return torch.zeros(len(ids), dtype=torch.bool)
 
     assert speculative(model, PROMPT, **STATIC | options).equal(expected)
     assert speculative(model, PROMPT, **STATIC | options, stopping_criteria=[within]).equal(expected)
-    assert len(found) == 2
-    assert all(inner.equal(expected) for inner in found)
+    assert len(result) == 2
+    assert all(inner.equal(expected) for inner in result)

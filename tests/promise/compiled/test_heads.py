@@ -63,10 +63,10 @@ def test_texts_are_plain_generates_and_graphs_are_few(
         assert torch.equal(output.sequences, expected)
         assert output.spec_stats.num_draft_tokens > 0
         assert output.spec_stats.num_graphs == recorder.num_graphs == len(recorder.kinds)
-    found: Any = as_head(head)
-    (forward,) = state_of(found).compiled.values()
-    widths = forward_widths(getattr(found, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)), on_host=True)
-    assert 0 < forward.num_graphs <= 2 * getattr(found, "num_stages", 1)
+    result: Any = as_head(head)
+    (forward,) = state_of(result).compiled.values()
+    widths = forward_widths(getattr(result, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)), on_host=True)
+    assert 0 < forward.num_graphs <= 2 * getattr(result, "num_stages", 1)
     assert {width for _, width, *_ in forward.shapes} <= set(widths)
 
 

@@ -50,8 +50,8 @@ def test_few_graphs_serve_texts_of_any_length(model: Any, graphs: list[Any], met
         seconds.append(stats.compile_seconds)
     assert numbers[0] > (0 if method == "auto" else 1), "auto may fill its six nodes at every step"
     assert seconds[0] > 0.0
-    known = next(place for place, number in enumerate(numbers) if number == numbers[-1])
-    assert all(spent == 0.0 for spent in seconds[known + 1 :])
+    seen = next(place for place, number in enumerate(numbers) if number == numbers[-1])
+    assert all(spent == 0.0 for spent in seconds[seen + 1 :])
 
 
 def test_the_graphs_of_prompts_without_padding_serve_padded_ones(model: Any, graphs: list[Any]) -> None:
@@ -217,7 +217,7 @@ def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_grap
     for (first, ids), *others in seen.values():
         assert TREE in first
         assert first[TREE]["columns"].untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
-        assert all(inputs is first and own is ids for inputs, own in others)
+        assert all(inputs is first and ours is ids for inputs, ours in others)
 
 
 def test_a_wider_graph_serves_as_many_tokens_as_take_the_time_of_one(model: Any) -> None:

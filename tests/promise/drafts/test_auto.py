@@ -51,8 +51,8 @@ def fresh(family: str) -> Any:
 
 def generate(model: Any, make: Callable[..., Any] = speculative, **kwargs: Any) -> Any:
     torch.manual_seed(11)
-    given = {"input_ids": PROMPT, "max_new_tokens": 80, "do_sample": False, "return_dict_in_generate": True}
-    return make(model, **{**given, **kwargs})
+    inputs = {"input_ids": PROMPT, "max_new_tokens": 80, "do_sample": False, "return_dict_in_generate": True}
+    return make(model, **{**inputs, **kwargs})
 
 
 @pytest.mark.at_most(1)
@@ -86,7 +86,7 @@ def test_copies_keep_the_costs_they_know(duplicate: Callable[..., Any]) -> None:
     other = duplicate(model)
     assert learned(other) == learned(model)
     assert generate(other, spec_method="auto").sequences.tolist() == reference.tolist()
-    (mine,), (theirs,) = (state_of(one).costs.values() for one in (model, other))
+    (mine,), (theirs,) = (state_of(item).costs.values() for item in (model, other))
     assert theirs is not mine
 
 

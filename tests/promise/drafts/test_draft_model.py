@@ -116,11 +116,11 @@ def test_a_prompt_that_the_draft_has_no_positions_for_is_decoded_without_drafts(
     torch.manual_seed(0)
     short = GPT2LMHeadModel(GPT2Config(**{**BASE, "max_position_embeddings": PROMPT.shape[1] - 4})).eval()
     for ids in (PROMPT, torch.cat([PROMPT, PROMPT.roll(2, dims=1)])):
-        asked = {"assistant_model": short, "return_dict_in_generate": True, **OPTIONS}
-        output = model.generate(ids, spec_method="draft_model", spec_config=ALWAYS, **asked)
+        wanted = {"assistant_model": short, "return_dict_in_generate": True, **OPTIONS}
+        output = model.generate(ids, spec_method="draft_model", spec_config=ALWAYS, **wanted)
         assert output.sequences.tolist() == plain(model, ids, **OPTIONS).tolist()
         assert output.spec_stats.plan.plain_reason == "the draft model has no positions for all of its prompt"
-        output = model.generate(ids, spec_method="auto", **asked)
+        output = model.generate(ids, spec_method="auto", **wanted)
         assert output.sequences.tolist() == plain(model, ids, **OPTIONS).tolist()
         assert (output.spec_stats.plan.way, output.spec_stats.plan.network) == ("tree", None)
 
@@ -183,6 +183,6 @@ def test_rejection_sampling_leaves_the_targets_distribution(
     far_pair: tuple[Any, Any], logits_processor: str, shape: str
 ) -> None:
     """Odds of a right run failing: one in a million."""
-    found = compared(far_pair, logits_processor, shape)
-    assert found.statistic < found.bound
-    assert found.num_accepted > NUM_TEXTS / 20, "some drafts are accepted"
+    result = compared(far_pair, logits_processor, shape)
+    assert result.statistic < result.bound
+    assert result.num_accepted > NUM_TEXTS / 20, "some drafts are accepted"

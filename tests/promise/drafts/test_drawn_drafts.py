@@ -58,9 +58,9 @@ def test_a_draft_near_the_target_is_accepted_more_often(
 ) -> None:
     """Than where it drafts its likeliest tokens."""
     draft = noisy_copy(model)
-    known = acceptance(model, draft, spec_config=config, top_k=0)
+    seen = acceptance(model, draft, spec_config=config, top_k=0)
     monkeypatch.setattr("hf_specdec.engine.sampling.noise_ahead.NoiseAhead.of", lambda stream: None)
-    assert known > 1.5 * acceptance(model, draft, spec_config=config, top_k=0)
+    assert seen > 1.5 * acceptance(model, draft, spec_config=config, top_k=0)
 
 
 def test_a_processor_that_draws_costs_drafts_and_nothing_else(model: Any) -> None:
@@ -91,8 +91,8 @@ def test_drafts_leave_a_users_constraint_alone(model: Any, method: str) -> None:
     draft, kept, texts = copy.deepcopy(model), [Counting(), Counting()], []
     for allowed, spec_method in zip(kept, (None, method), strict=True):
         torch.manual_seed(5)
-        given = {} if spec_method is None else {"assistant_model": draft}
-        options = {"max_new_tokens": 9, "do_sample": True, "prefix_allowed_tokens_fn": allowed, **given}
+        inputs = {} if spec_method is None else {"assistant_model": draft}
+        options = {"max_new_tokens": 9, "do_sample": True, "prefix_allowed_tokens_fn": allowed, **inputs}
         texts.append(model.generate(PROMPT, spec_method=spec_method, **options).tolist())
     assert texts[0] == texts[1]
     assert kept[0].lengths == kept[1].lengths == list(range(PROMPT.shape[1], PROMPT.shape[1] + 9))

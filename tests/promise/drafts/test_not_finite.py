@@ -38,7 +38,7 @@ class BrokenDrafter(hf_specdec.Drafter):
 
 def broken(family: str, text: Sequence[int], number: float) -> tuple[Any, int]:
     """The enabled model with such numbers in the embedding of a token that is not in `text`, and the token."""
-    model, token = build(FAMILIES[family]), next(one for one in range(3, VOCAB_SIZE) if one not in text)
+    model, token = build(FAMILIES[family]), next(item for item in range(3, VOCAB_SIZE) if item not in text)
     with torch.no_grad():
         model.get_input_embeddings().weight[token] = number
     return hf_specdec.enable(model), token
@@ -69,10 +69,10 @@ def test_nor_does_it_reach_another_row_or_step(way: str) -> None:
         assert torch.equal(model.generate(PADDED, attention_mask=MASK, **method, **CALL), rows)
     elif way == "many":
         prompts = [row[mask.bool()] for row, mask in zip(PADDED, MASK, strict=True)]
-        found = {
+        hits = {
             result.index: result.token_ids for result in results_of(model, prompts, max_batch_size=2, **method, **CALL)
         }
-        assert [found[row] for row in range(len(rows))] == rows[:, PADDED.shape[1] :].tolist()
+        assert [hits[row] for row in range(len(rows))] == rows[:, PADDED.shape[1] :].tolist()
     elif way == "static":
         cache = StaticCache(config=model.config, max_cache_len=96)
         output = model.generate(PROMPT, **{CACHE: cache}, **method, **CALL)

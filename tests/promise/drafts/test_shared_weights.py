@@ -28,12 +28,12 @@ def target() -> Any:
 
 def with_weights_of(target: Any) -> DFlashHead:
     """A head that has the target's embeddings and output head."""
-    found = random_dflash_head(target, kind="dflash")
-    layer = copy.deepcopy(found.config.layer)
+    result = random_dflash_head(target, kind="dflash")
+    layer = copy.deepcopy(result.config.layer)
     layer.layer_types = ["full_attention"] * layer.num_hidden_layers
-    config = dataclasses.replace(found.config, layer=layer, sliding_span=None)
+    config = dataclasses.replace(result.config, layer=layer, sliding_span=None)
     head = DFlashHead(config, has_embedding=True, has_output_head=True).eval().requires_grad_(False)
-    head.load_state_dict(found.state_dict(), strict=False)
+    head.load_state_dict(result.state_dict(), strict=False)
     assert head.embed_tokens is not None
     assert head.lm_head is not None
     head.embed_tokens.weight.copy_(target.get_input_embeddings().weight.detach())
@@ -81,21 +81,21 @@ def test_other_weights_stay(target: Any, tmp_path: Path, name: str) -> None:
     assert torch.equal(drafted(target, loaded).sequences, plain(target, PROMPT, **HOW))
 
 
-@pytest.mark.parametrize(("cap", "own"), [(None, {"embed_tokens"}), (3.0, {"embed_tokens", "lm_head"})])
-def test_modules_that_compute_something_else_stay(tmp_path: Path, cap: float | None, own: set[str]) -> None:
+@pytest.mark.parametrize(("cap", "ours"), [(None, {"embed_tokens"}), (3.0, {"embed_tokens", "lm_head"})])
+def test_modules_that_compute_something_else_stay(tmp_path: Path, cap: float | None, ours: set[str]) -> None:
     """Gemma's embeddings are scaled as they are read, and its logits may be capped."""
     family = FAMILIES["gemma3"]
     options = {**family.options, "final_logit_softcapping": cap}
     target = hf_specdec.enable(build(dataclasses.replace(family, options=options)))
     loaded = load(with_weights_of(target), tmp_path, target)
-    assert own_modules(loaded) == own
+    assert own_modules(loaded) == ours
     assert torch.equal(drafted(target, loaded).sequences, plain(target, PROMPT, **HOW))
 
 
 def test_eagle3_heads_read_the_targets_embeddings(target: Any, tmp_path: Path) -> None:
-    found = random_head(target)
-    head = Eagle3Head(found.config, has_embedding=True).eval().requires_grad_(False)
-    head.load_state_dict(found.state_dict(), strict=False)
+    result = random_head(target)
+    head = Eagle3Head(result.config, has_embedding=True).eval().requires_grad_(False)
+    head.load_state_dict(result.state_dict(), strict=False)
     assert head.embed_tokens is not None
     head.embed_tokens.weight.copy_(target.get_input_embeddings().weight.detach())
     save_eagle3(head, tmp_path)

@@ -39,8 +39,8 @@ class Pair:
 
     def inputs(self, prompts: str | list[str]) -> dict[str, torch.Tensor]:
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
-        found = self.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+        result = self.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+        return {"input_ids": result["input_ids"], "attention_mask": result["attention_mask"]}
 
     @property
     def how(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def target() -> tuple[Any, Any, list[str]]:
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(path, precision="fp32")
     tokenizer = AutoTokenizer.from_pretrained(path)
     inputs = [tokenizer(prompt, return_tensors="pt") for prompt in PROMPTS]
-    outputs = [plain(model, **one, max_new_tokens=40, do_sample=False) for one in inputs]
+    outputs = [plain(model, **item, max_new_tokens=40, do_sample=False) for item in inputs]
     return model, tokenizer, [tokenizer.decode(output[0]) for output in outputs]
 
 
@@ -98,9 +98,9 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 def in_transformers(pair: Pair, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> tuple[list[int], int]:
     """The text of universal assisted decoding with as long drafts, and the forwards of the target."""
-    own = pair.draft.generation_config
-    own.num_assistant_tokens, own.num_assistant_tokens_schedule = CHAIN["draft_len"], "constant"
-    own.assistant_confidence_threshold = 0.0
+    ours = pair.draft.generation_config
+    ours.num_assistant_tokens, ours.num_assistant_tokens_schedule = CHAIN["draft_len"], "constant"
+    ours.assistant_confidence_threshold = 0.0
     forwards: list[int] = []
     handle = pair.model.register_forward_pre_hook(lambda *_: forwards.append(1))
     try:
@@ -177,17 +177,17 @@ def test_the_drafts_cache_is_never_rebuilt(pair: Pair) -> None:
 def test_auto_asks_it_beside_its_other_sources(pair: Pair) -> None:
     """It takes fewer steps than without; greedily and in a batch the text is plain `generate`'s."""
     auto: dict[str, Any] = {"spec_method": "auto", "spec_config": {"num_nodes": 6, "pool": "request"}, **OPTIONS}
-    told: list[hf_specdec.SpecStep] = []
+    message: list[hf_specdec.SpecStep] = []
     num_steps = {"alone": 0, "with it": 0}
     for prompt in PROMPTS:
         inputs = pair.inputs(prompt)
         expected = plain(pair.model, **inputs, **OPTIONS).tolist()
-        for name, how in {"alone": {}, "with it": {**pair.how, "spec_observer": told.append}}.items():
+        for name, how in {"alone": {}, "with it": {**pair.how, "spec_observer": message.append}}.items():
             output = pair.model.generate(**inputs, **auto, **how, return_dict_in_generate=True)
             assert output.sequences.tolist() == expected
             num_steps[name] += output.spec_stats.num_forwards
     assert num_steps["with it"] < num_steps["alone"]
-    sources = {vote.source for step in told for node in step.nodes for vote in node.votes}
+    sources = {vote.source for step in message for node in step.nodes for vote in node.votes}
     assert "draft_model" in sources
     inputs = pair.inputs(PROMPTS)
     together = pair.model.generate(**inputs, **auto, **pair.how)

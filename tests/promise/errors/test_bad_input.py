@@ -180,11 +180,11 @@ OWN_CLASSES: dict[str, tuple[Any, bool, str]] = {
 
 @pytest.mark.parametrize("name", OWN_CLASSES)
 def test_a_damaged_list_of_own_classes(folder: Path, name: str) -> None:
-    auto_map, runs_code, told = OWN_CLASSES[name]
+    auto_map, runs_code, message = OWN_CLASSES[name]
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "auto_map": auto_map}))
     (folder / "code.py").write_text("class Model: ...")
-    with pytest.raises(CheckpointError, match=rf"{folder.name}/config\.json' .*{told}.* take auto_map out"):
+    with pytest.raises(CheckpointError, match=rf"{folder.name}/config\.json' .*{message}.* take auto_map out"):
         hf_specdec.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=runs_code)
 
 
@@ -209,15 +209,15 @@ def test_precision_beside_dtype(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "family", "told"),
+    ("loader", "family", "message"),
     [
         ("AutoModelForCausalLM", "t5", "`model` must be one that AutoModelForCausalLM loads, .* AutoModelForSeq2SeqLM"),
         ("AutoModelForSeq2SeqLM", "llama", "`model` must be one that AutoModelForSeq2SeqLM loads, .* Choose another"),
     ],
 )
-def test_a_model_of_another_kind_is_named(tmp_path: Path, loader: str, family: str, told: str) -> None:
+def test_a_model_of_another_kind_is_named(tmp_path: Path, loader: str, family: str, message: str) -> None:
     """transformers lists all models that the class loads, more than two hundred."""
     build(FAMILIES[family]).save_pretrained(tmp_path)
-    with pytest.raises(hf_specdec.ConfigError, match=told) as caught:
+    with pytest.raises(hf_specdec.ConfigError, match=message) as caught:
         getattr(hf_specdec, loader).from_pretrained(tmp_path)
     assert len(str(caught.value)) < 400

@@ -53,8 +53,8 @@ def test_kernels_compute_the_targets_output_head_too(model: Any, monkeypatch: py
 
 def test_a_forward_costs_what_the_targets_output_head_costs_too(model: Any) -> None:
     """As of MTP layers: a block's states are multiplied with it."""
-    asked = {"spec_method": "plain", "input_ids": PROMPT, "max_new_tokens": 4}
-    call = prepared_request(model, asked).call
+    wanted = {"spec_method": "plain", "input_ids": PROMPT, "max_new_tokens": 4}
+    call = prepared_request(model, wanted).call
     head = random_dflash_head(model, kind="dflash")
     cost = head_runner_of(call, head, budget=5, compiles=False).relative_cost
     weights = head.num_weights + model.lm_head.weight.numel()

@@ -153,9 +153,9 @@ def test_use_logits_samples_the_targets_distribution(model: Any) -> None:
     allowed = {20, 40, 41, 60, 80}
     warps = {"temperature": 1.5, "top_k": 0, "suppress_tokens": sorted(set(range(VOCAB_SIZE)) - allowed)}
     how = always({**SHAPES["tree"], "use_logits": True})
-    found = compare_pairs(model, warps, num_texts=250, assistant_model=head, **how)
-    assert found.statistic < found.bound
-    assert found.num_accepted > 100
+    result = compare_pairs(model, warps, num_texts=250, assistant_model=head, **how)
+    assert result.statistic < result.bound
+    assert result.num_accepted > 100
 
 
 def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:

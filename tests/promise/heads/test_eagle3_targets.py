@@ -89,19 +89,21 @@ def test_a_target_that_gives_fewer_hidden_states_than_it_has_layers_is_named() -
 class Silent(LlamaForCausalLM):
     """Gives no hidden states, or only the first."""
 
-    given: Any = None
+    shown: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().forward(*args, **kwargs)
-        outputs["hidden_states"] = None if self.given is None else (outputs.hidden_states or ())[: self.given]
+        outputs["hidden_states"] = None if self.shown is None else (outputs.hidden_states or ())[: self.shown]
         return outputs
 
 
-@pytest.mark.parametrize(("given", "told"), [(None, "none. Use a spec"), (0, "none. Use a spec"), (1, "0. Use a head")])
-def test_a_target_that_gives_no_hidden_states_is_named(zoo: Any, given: int | None, told: str) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "message"), [(None, "none. Use a spec"), (0, "none. Use a spec"), (1, "0. Use a head")]
+)
+def test_a_target_that_gives_no_hidden_states_is_named(zoo: Any, inputs: int | None, message: str) -> None:
     model = hf_specdec.enable(Silent(zoo("llama").config).eval())
-    model.given = given
-    with pytest.raises(UnsupportedModelError, match=f"hidden state 3 of Silent, whose forward gives {told}"):
+    model.shown = inputs
+    with pytest.raises(UnsupportedModelError, match=f"hidden state 3 of Silent, whose forward gives {message}"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=random_head(model))
 
 
@@ -111,9 +113,9 @@ def test_hidden_states_that_a_caller_asks_for_are_those_of_plain_generation(mode
     expected = plain(model, PROMPT, **options)
     ours = model.generate(PROMPT, **options, spec_method="eagle3", spec_config=TREE, assistant_model=random_head(model))
     assert torch.equal(ours.sequences, expected.sequences)
-    for own, other in zip(ours.hidden_states, expected.hidden_states, strict=True):
-        assert len(own) == len(other) == 4
-        for layer, reference in zip(own, other, strict=True):
+    for mine, other in zip(ours.hidden_states, expected.hidden_states, strict=True):
+        assert len(mine) == len(other) == 4
+        for layer, reference in zip(mine, other, strict=True):
             torch.testing.assert_close(layer, reference, atol=1e-4, rtol=1e-4)
 
 

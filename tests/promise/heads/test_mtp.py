@@ -111,12 +111,12 @@ def test_the_layers_are_read_from_the_targets_checkpoint(mellum: tuple[Any, MtpM
     expected = plain(model, PROMPT, max_new_tokens=8, do_sample=False)
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
     steps: list[list[Any]] = [[], []]
-    own = model.generate(PROMPT, **options, spec_observer=steps[0].append, **always(SHAPES["chain"]))
-    given = mellum[0].generate(
+    ours = model.generate(PROMPT, **options, spec_observer=steps[0].append, **always(SHAPES["chain"]))
+    inputs = mellum[0].generate(
         PROMPT, assistant_model=mellum[1], **options, spec_observer=steps[1].append, **always(SHAPES["chain"])
     )
-    assert torch.equal(own.sequences, expected)
-    assert torch.equal(given.sequences, expected)
+    assert torch.equal(ours.sequences, expected)
+    assert torch.equal(inputs.sequences, expected)
     assert [step.tree.tokens for step in steps[0]] == [step.tree.tokens for step in steps[1]]
     for dtype in (None, torch.bfloat16, torch.float64):  # the target's output head reads the target's precision
         head = hf_specdec.AutoDraftHead.from_pretrained(tmp_path, target=model, dtype=dtype)

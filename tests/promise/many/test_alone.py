@@ -43,8 +43,8 @@ def test_the_global_generator_is_left_alone_while_a_prompt_samples(family: str) 
     model.get_output_embeddings().register_forward_pre_hook(watch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = {r.index: r.token_ids for r in hf_specdec.generate_many(model, PROMPTS, **SAMPLED)}
-    assert found == dict(enumerate(expected))
+        result = {r.index: r.token_ids for r in hf_specdec.generate_many(model, PROMPTS, **SAMPLED)}
+    assert result == dict(enumerate(expected))
     assert seen
     assert all(seen)
 
@@ -53,14 +53,14 @@ def test_own_draws_are_of_one_thread() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
     with OwnDraws(9):
-        thread = threading.Thread(target=lambda: found.append(torch.rand(3)))
+        thread = threading.Thread(target=lambda: result.append(torch.rand(3)))
         thread.start()
         thread.join()
-        own = torch.rand(3)
-    assert torch.equal(found[0], expected)
-    assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(9)))
+        ours = torch.rand(3)
+    assert torch.equal(result[0], expected)
+    assert torch.equal(ours, torch.rand(3, generator=torch.Generator().manual_seed(9)))
 
 
 DRAWS: dict[str, Callable[..., torch.Tensor]] = {
@@ -73,8 +73,8 @@ DRAWS: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_own_draws_take_arguments_by_name(name: str) -> None:
     with OwnDraws(9):
-        own = DRAWS[name]()
-    assert torch.equal(own, DRAWS[name](generator=torch.Generator().manual_seed(9)))
+        ours = DRAWS[name]()
+    assert torch.equal(ours, DRAWS[name](generator=torch.Generator().manual_seed(9)))
 
 
 @pytest.mark.each_value

@@ -65,10 +65,10 @@ def test_chats_go_through_the_tokenizers_template(target: Any, chats: Any) -> No
     ids = chats.apply_chat_template(chat, add_generation_prompt=True, return_dict=True).input_ids
     assert tokens(hf_specdec.generate_many(target, [chat], tokenizer=chats, **NEW)) == [alone(target, ids)]
     chats.chat_template = None
-    one, other = sorted(
+    item, other = sorted(
         hf_specdec.generate_many(target, [chat, "def f():"], tokenizer=chats, **NEW), key=lambda result: result.index
     )
-    assert "`prompt` must be text or ids, as the tokenizer has no chat template" in str(one.error)
+    assert "`prompt` must be text or ids, as the tokenizer has no chat template" in str(item.error)
     assert other.error is None
 
 
@@ -99,12 +99,12 @@ def test_a_prompt_in_no_known_form_is_its_results_error(model: Any, prompt: Any)
 
 
 @pytest.mark.parametrize(
-    "own", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"spec_config": {"max_draft_len": 0}}, {"seed": 1.5}]
+    "ours", [{"max_new_tokenz": 4}, {"num_beams": 3}, {"spec_config": {"max_draft_len": 0}}, {"seed": 1.5}]
 )
-def test_one_prompts_wrong_setting_is_its_results_error(model: Any, own: dict[str, Any]) -> None:
-    prompts = [{"input_ids": PROMPT, **own}, PROMPT]
+def test_one_prompts_wrong_setting_is_its_results_error(model: Any, ours: dict[str, Any]) -> None:
+    prompts = [{"input_ids": PROMPT, **ours}, PROMPT]
     errors = {r.index: r.error for r in hf_specdec.generate_many(model, prompts, spec_method="prompt_lookup", **NEW)}
-    assert f"`{next(iter(own))}`" in str(errors[0]) or "max_draft_len" in str(errors[0])
+    assert f"`{next(iter(ours))}`" in str(errors[0]) or "max_draft_len" in str(errors[0])
     assert errors[1] is None
 
 
@@ -145,7 +145,7 @@ def test_our_loaders_load_adapters_as_transformers_does(tmp_path: Path) -> None:
 
 def test_half_of_a_surrogate_pair_is_the_error_of_its_prompt(target: Any, chats: Any) -> None:
     bad, good = sorted(
-        hf_specdec.generate_many(target, ["x = \ud800", TEXTS[0]], tokenizer=chats, **NEW), key=lambda one: one.index
+        hf_specdec.generate_many(target, ["x = \ud800", TEXTS[0]], tokenizer=chats, **NEW), key=lambda item: item.index
     )
     assert "`prompt` must be Unicode text, without lone surrogates" in str(bad.error)
     assert good.token_ids == alone(target, chats(TEXTS[0]).input_ids)

@@ -32,11 +32,11 @@ def alone(model: Any, prompt: Any, **options: Any) -> list[int]:
 
 def many(model: Any, prompts: Any, **options: Any) -> dict[int, Any]:
     """Tokens of each prompt, in the prompts' order; an error is an error."""
-    found = {}
+    output = {}
     for result in hf_specdec.generate_many(model, prompts, **options):
         assert result.error is None
-        found[result.index] = result.token_ids
-    return dict(sorted(found.items()))
+        output[result.index] = result.token_ids
+    return dict(sorted(output.items()))
 
 
 @pytest.mark.parametrize("size", [1, 2, 6])
@@ -95,15 +95,15 @@ def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, A
     """Its result says the seed that gives it again; greedy prompts have none."""
     sampled = {"do_sample": True, "temperature": 1.5}
     prompts: list[Any] = [{"input_ids": torch.tensor([p]), **(sampled if i % 2 else {})} for i, p in enumerate(PROMPTS)]
-    found = []
+    output = []
     for order in (range(6), (5, 3, 0, 1, 4, 2)):
         torch.manual_seed(3)
         ordered = [prompts[i] for i in order]
         results = hf_specdec.generate_many(pair[0], ordered, indices=order, max_batch_size=3, **OPTIONS)
-        found.append({result.index: result for result in results})
-    for index, result in found[0].items():
-        assert result.token_ids == found[1][index].token_ids
-        assert result.seed == found[1][index].seed
+        output.append({result.index: result for result in results})
+    for index, result in output[0].items():
+        assert result.token_ids == output[1][index].token_ids
+        assert result.seed == output[1][index].seed
         assert result.stats.seeds == (None if result.seed is None else [result.seed])
         assert (result.seed is not None) == bool(index % 2)
         torch.manual_seed(result.seed or 0)
@@ -168,10 +168,10 @@ def test_a_generation_configuration_may_not_ask_for_several_answers(pair: tuple[
 
 @pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
 def test_transformers_own_loop_decodes_one_prompt_after_the_other(pair: tuple[Any, Any], method: str) -> None:
-    asked = method_of(method, pair[1]) | {"spec_config": {"engine": "assisted"}}
+    wanted = method_of(method, pair[1]) | {"spec_config": {"engine": "assisted"}}
     expected = {index: alone(pair[0], prompt, **OPTIONS) for index, prompt in enumerate(PROMPTS)}
-    assert many(pair[0], PROMPTS, **OPTIONS, **asked) == expected
-    results = hf_specdec.generate_many(pair[0], PROMPTS, **OPTIONS, **asked)
+    assert many(pair[0], PROMPTS, **OPTIONS, **wanted) == expected
+    results = hf_specdec.generate_many(pair[0], PROMPTS, **OPTIONS, **wanted)
     assert [result.stats.num_tokens for result in results] == [12] * len(PROMPTS)
 
 
@@ -187,10 +187,10 @@ def test_stop_strings_end_prompts_of_token_ids_too(tokenizer: Any) -> None:
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(hf_specdec.embedded.path("target"), precision="fp32")
     texts = ["def add(a, b):\n    ", "import "]
     prompts = [tokenizer(texts[0])["input_ids"], texts[1]]
-    asked = {"stop_strings": [")", "\n"], "max_new_tokens": 40, "do_sample": False, "tokenizer": tokenizer}
-    expected = [alone(model, tokenizer(text)["input_ids"], **asked) for text in texts]
+    wanted = {"stop_strings": [")", "\n"], "max_new_tokens": 40, "do_sample": False, "tokenizer": tokenizer}
+    expected = [alone(model, tokenizer(text)["input_ids"], **wanted) for text in texts]
     assert any(len(tokens) < 40 for tokens in expected)
-    assert list(many(model, prompts, **asked).values()) == expected
+    assert list(many(model, prompts, **wanted).values()) == expected
 
 
 def test_two_jobs_on_one_model_take_turns(pair: tuple[Any, Any]) -> None:
@@ -218,11 +218,11 @@ def test_prompts_beyond_the_drafts_positions_are_decoded_without_it(pair: tuple[
     options = {name: value for name, value in DECODER.items() if name != "num_key_value_heads"}
     draft = tf.GPT2LMHeadModel(tf.GPT2Config(**{**options, "max_position_embeddings": 16})).eval()
     steps: list[Any] = []
-    asked = method_of("draft_model", draft) | {"spec_observer": steps.append}
+    wanted = method_of("draft_model", draft) | {"spec_observer": steps.append}
     expected = {index: alone(pair[0], prompt, **OPTIONS) for index, prompt in enumerate(PROMPTS)}
-    assert many(pair[0], PROMPTS, max_batch_size=3, **OPTIONS, **asked) == expected
+    assert many(pair[0], PROMPTS, max_batch_size=3, **OPTIONS, **wanted) == expected
     drafted = {step.row for step in steps if step.tree.num_draft_tokens}
     assert drafted == {2, 3, 4}
     ids = torch.tensor([COMMON, COMMON[::-1]])
-    output = pair[0].generate(ids, eos_token_id=expected[0][3], **OPTIONS, **asked)
+    output = pair[0].generate(ids, eos_token_id=expected[0][3], **OPTIONS, **wanted)
     assert output.tolist() == plain(pair[0], ids, eos_token_id=expected[0][3], **OPTIONS).tolist()

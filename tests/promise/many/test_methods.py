@@ -67,17 +67,17 @@ def test_prompts_with_different_draft_models_take_turns(target: Any, first: str,
 @pytest.mark.parametrize("draft", ["head", "first_layers"])
 def test_the_first_prompts_of_a_model_may_have_drafts_that_read_it(draft: str) -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
-    own = methods_of(model)[draft]
-    check(model, [{"input_ids": torch.tensor([prompt]), **own} for prompt in PROMPTS], spec_method="plain")
+    ours = methods_of(model)[draft]
+    check(model, [{"input_ids": torch.tensor([prompt]), **ours} for prompt in PROMPTS], spec_method="plain")
 
 
-@pytest.mark.parametrize("own", ["prompt_lookup", "lookahead", "plain"])
-def test_a_prompt_s_own_method_leaves_the_job_s_configuration_and_draft_aside(target: Any, own: str) -> None:
+@pytest.mark.parametrize("ours", ["prompt_lookup", "lookahead", "plain"])
+def test_a_prompt_s_own_method_leaves_the_job_s_configuration_and_draft_aside(target: Any, ours: str) -> None:
     job = {"spec_method": "draft_model", "assistant_model": noisy_copy(target), "spec_config": {"num_branches": 2}}
     prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
-    prompts[1]["spec_method"] = own
+    prompts[1]["spec_method"] = ours
     results = check(target, prompts, **job)
-    assert [results[index].stats.method for index in range(3)] == ["draft_model", own, "draft_model"]
+    assert [results[index].stats.method for index in range(3)] == ["draft_model", ours, "draft_model"]
 
 
 def test_a_prompt_s_own_configuration_names_its_method(target: Any) -> None:
@@ -88,12 +88,12 @@ def test_a_prompt_s_own_configuration_names_its_method(target: Any) -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_prompt_s_own_observer_sees_its_steps(target: Any, batch: int) -> None:
     """In the place of the job's, which sees those of the others."""
-    own: list[Any] = []
+    ours: list[Any] = []
     others: list[Any] = []
-    prompts = [{"input_ids": PROMPT[0].tolist(), "spec_observer": own.append}, PROMPT[0, 5:].tolist()]
+    prompts = [{"input_ids": PROMPT[0].tolist(), "spec_observer": ours.append}, PROMPT[0, 5:].tolist()]
     results = results_of(target, prompts, max_batch_size=batch, spec_observer=others.append, **OPTIONS)
     assert all(result.error is None for result in results)
-    assert {step.row for step in own} == {0}
+    assert {step.row for step in ours} == {0}
     assert {step.row for step in others} == {1}
 
 
@@ -111,7 +111,7 @@ def test_an_observer_of_one_prompt_that_fails_ends_that_prompt_alone(target: Any
 
 @pytest.mark.at_most(2)
 @pytest.mark.parametrize(
-    ("family", "own", "error"),
+    ("family", "ours", "error"),
     [
         ("llama", {"spec_method": "mtp"}, hf_specdec.UnsupportedModelError),
         ("minimax", {"spec_method": "lookahead"}, hf_specdec.UnsupportedModelError),
@@ -120,18 +120,18 @@ def test_an_observer_of_one_prompt_that_fails_ends_that_prompt_alone(target: Any
     ],
 )
 def test_a_method_that_the_model_cannot_use_is_the_prompt_s_error(
-    family: str, own: dict[str, Any], error: type[Exception]
+    family: str, ours: dict[str, Any], error: type[Exception]
 ) -> None:
     """A method of the whole job is the job's error."""
     model = hf_specdec.enable(build(FAMILIES[family]))
     prompts: list[dict[str, Any]] = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
-    prompts[1] |= own
+    prompts[1] |= ours
     results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **OPTIONS)}
     assert isinstance(results[1].error, error)
     for index in (0, 2):
         assert results[index].token_ids == plain_text(model, tuple(PROMPTS[index]))
     with pytest.raises(error):
-        list(hf_specdec.generate_many(model, PROMPTS, **OPTIONS, **own))
+        list(hf_specdec.generate_many(model, PROMPTS, **OPTIONS, **ours))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ PROMPTS = [SYSTEM + tokens(5 + number, 10 + number) for number in range(6)]
 
 def answers(model: Any, prompts: list[Any], cache: PrefixCache | None, **options: Any) -> list[hf_specdec.ManyResult]:
     """The prompts in one call, in order; each text is plain `generate`'s."""
-    found = hf_specdec.generate_many(model, prompts, prefix_cache=cache, **{**OPTIONS, **options})
-    results = sorted(found, key=lambda result: result.index)
+    output = hf_specdec.generate_many(model, prompts, prefix_cache=cache, **{**OPTIONS, **options})
+    results = sorted(output, key=lambda result: result.index)
     for prompt, result in zip(prompts, results, strict=True):
         assert result.error is None
         ids = prompt["input_ids"] if isinstance(prompt, dict) else prompt
@@ -45,11 +45,11 @@ def cached(results: list[hf_specdec.ManyResult]) -> list[int]:
 
 @pytest.mark.parametrize("family", wide_but(["llama", "qwen3_next"], ["llama", "gemma3", *HYBRIDS]))
 def test_a_turn_of_a_conversation_reads_its_new_tokens(zoo: Callable[[str], Any], family: str) -> None:
-    model, cache, talk, known = zoo(family), PrefixCache(), tokens(40, 1), 0
+    model, cache, talk, seen = zoo(family), PrefixCache(), tokens(40, 1), 0
     for turn in range(4):
         (result,) = answers(model, [talk], cache)
-        assert result.stats.num_cached_tokens >= known
-        known = len(talk) + len(result.token_ids) - 1  # the last token's columns are not computed
+        assert result.stats.num_cached_tokens >= seen
+        seen = len(talk) + len(result.token_ids) - 1  # the last token's columns are not computed
         talk = talk + result.token_ids + tokens(9, 2 + turn)
 
 
@@ -154,14 +154,14 @@ def test_halves_on_a_cpu_start_where_they_have_the_same_bits(
 
         see.row_safe = True
         options = OPTIONS | {"prefill_chunk_size": chunk or None, "spec_method": "plain"}
-        found = hf_specdec.generate_many(
+        result = hf_specdec.generate_many(
             model, PROMPTS, prefix_cache=cache, max_batch_size=1, logits_processor=[see], **options
         )
-        return seen, cached(list(found))
+        return seen, cached(list(result))
 
-    (read, nothing), (found, counts) = logits(PrefixCache(0)), logits(PrefixCache())
+    (read, nothing), (result, counts) = logits(PrefixCache(0)), logits(PrefixCache())
     assert (nothing, counts) == ([0] * 6, [0] + [expected] * 5)
-    assert all(torch.equal(one, other) for one, other in zip(read, found, strict=True))
+    assert all(torch.equal(item, other) for item, other in zip(read, result, strict=True))
 
 
 @pytest.mark.parametrize("salt", [3, b"x"])

@@ -14,22 +14,22 @@ from tests.helpers.support import PROMPT, plain
 @pytest.mark.parametrize("family", ["llama", "minimax"])
 def test_a_prompt_joins_while_another_is_decoded(zoo: Callable[[str], Any], family: str) -> None:
     """The second comes when the first has begun; models that share no batch end where nothing is waiting."""
-    asked = 0
+    wanted = 0
 
     def prompts() -> Iterator[Any]:
-        nonlocal asked
+        nonlocal wanted
         yield PROMPT
         yield NOT_YET
-        asked += 1
+        wanted += 1
         yield PROMPT[:, :9]
         yield NOT_YET
-        asked += 1
+        wanted += 1
 
     results = {result.index: result for result in generate_many(zoo(family), prompts(), max_new_tokens=8)}
     expected = plain(zoo(family), PROMPT, max_new_tokens=8)[0, PROMPT.shape[1] :].tolist()
     assert results[0].token_ids == expected
     assert sorted(len(result.token_ids) for result in results.values()) == ([8, 8] if family == "llama" else [8])
-    assert asked == (2 if family == "llama" else 0)
+    assert wanted == (2 if family == "llama" else 0)
 
 
 def test_a_job_ends_where_nothing_is_waiting(model: Any) -> None:

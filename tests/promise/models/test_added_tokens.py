@@ -36,12 +36,12 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, DraftHead]:
     target = build(FAMILIES["llama"])
     head: Any
     if request.param == "eagle3":
-        found: Any = random_head(target)
-        head = Eagle3Head(found.config, has_embedding=True)
+        result: Any = random_head(target)
+        head = Eagle3Head(result.config, has_embedding=True)
     else:
-        found = random_dflash_head(target, kind=request.param)
-        head = DFlashHead(found.config, has_embedding=True, has_output_head=found.lm_head is not None)
-    head.load_state_dict(found.state_dict(), strict=False)
+        result = random_dflash_head(target, kind=request.param)
+        head = DFlashHead(result.config, has_embedding=True, has_output_head=result.lm_head is not None)
+    head.load_state_dict(result.state_dict(), strict=False)
     head.eval().requires_grad_(False).embed_tokens.weight.normal_(std=0.3)
     target.resize_token_embeddings(VOCAB_SIZE + 8)
     return hf_specdec.enable(target), head

@@ -104,22 +104,22 @@ def test_one_expression_generates(name: str, form: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_class_shows_as_the_model_s_own(name: str) -> None:
     model = MODELS[name]()
-    own, shown = type(model), str(type(model))
-    subclasses = list(getattr(own, "subclasses", ()))
+    ours, shown = type(model), str(type(model))
+    subclasses = list(getattr(ours, "subclasses", ()))
     hf_specdec.enable(model)
-    assert model.__class__ is own
+    assert model.__class__ is ours
     assert (type(model).__name__, type(model).__qualname__, type(model).__module__) == (
-        own.__name__,
-        own.__qualname__,
-        own.__module__,
+        ours.__name__,
+        ours.__qualname__,
+        ours.__module__,
     )
     assert str(type(model)) == shown
-    assert type(model).__doc__ == own.__doc__
-    assert isinstance(model, own)
+    assert type(model).__doc__ == ours.__doc__
+    assert isinstance(model, ours)
     assert type(model).can_generate()
-    assert inspect.getfile(type(model)) == inspect.getfile(own)
-    assert list(getattr(own, "subclasses", ())) == subclasses
-    assert type(hf_specdec.disable(model)) is own
+    assert inspect.getfile(type(model)) == inspect.getfile(ours)
+    assert list(getattr(ours, "subclasses", ())) == subclasses
+    assert type(hf_specdec.disable(model)) is ours
 
 
 def test_all_models_of_a_class_get_one_enabled_class() -> None:

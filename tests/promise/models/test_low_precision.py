@@ -74,8 +74,8 @@ def test_values_are_kept_as_plain_keeps_them_where_autocast_rounds_them_alone() 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = [plain(model, PADDED, **call), model.generate(PADDED, **call, spec_method="lookahead")]
     assert outputs[1].spec_stats.tier == "tree"
-    found = [[(layer.keys.dtype, layer.values.dtype) for layer in one[CACHE].layers] for one in outputs]
-    assert found[0] == found[1]
+    result = [[(layer.keys.dtype, layer.values.dtype) for layer in item[CACHE].layers] for item in outputs]
+    assert result[0] == result[1]
 
 
 def test_a_static_layer_keeps_what_autocast_rounds() -> None:

@@ -112,10 +112,10 @@ def change(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Callable[
 
 def texts(model: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What the methods and many prompts make of it."""
-    found = {name: model.generate(PROMPT, **CALL, **method).tolist() for name, method in methods.items()}
-    found["batch"] = model.generate(PADDED, **BATCH, spec_method="prompt_lookup").tolist()
-    found["many"] = [result.token_ids for result in hf_specdec.generate_many(model, [PROMPT], **CALL)]
-    return found
+    output = {name: model.generate(PROMPT, **CALL, **method).tolist() for name, method in methods.items()}
+    output["batch"] = model.generate(PADDED, **BATCH, spec_method="prompt_lookup").tolist()
+    output["many"] = [result.token_ids for result in hf_specdec.generate_many(model, [PROMPT], **CALL)]
+    return output
 
 
 @pytest.mark.at_most(1)
@@ -186,8 +186,8 @@ def test_a_change_back_and_forth_is_tried_once(fresh: Any, num_probes: list[int]
 
 def tier(model: Any, ids: torch.Tensor = PROMPT, **kwargs: Any) -> str:
     output = model.generate(ids, **CALL, return_dict_in_generate=True, **{"spec_method": "prompt_lookup", **kwargs})
-    found: str = output.spec_stats.tier
-    return found
+    result: str = output.spec_stats.tier
+    return result
 
 
 def test_a_batch_in_train_mode_leaves_nothing_behind() -> None:

@@ -88,12 +88,12 @@ def test_code_of_the_callers_that_is_switched_on_is_noticed(fresh: Any, prepare:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_dropout_of_train_mode_that_begins_later_is_noticed(family: str) -> None:
     model = hf_specdec.enable(build(FAMILIES[family])).train()
-    for share, found in ((0, "tree"), (0.4, "plain")):
+    for share, result in ((0, "tree"), (0.4, "plain")):
         for module in model.modules():
             for name in ("p", "attention_dropout"):
                 if isinstance(getattr(module, name, None), int | float):
                     setattr(module, name, share)
-        assert tier(model) == found
+        assert tier(model) == result
 
 
 def test_preparation_replaced_on_the_class_is_noticed(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:

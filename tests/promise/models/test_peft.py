@@ -64,8 +64,8 @@ def of_some_weight(model: Any) -> Any:
 
 
 def answer(model: Any, ids: torch.Tensor, **kwargs: Any) -> list[list[int]]:
-    found: list[list[int]] = model.generate(input_ids=ids, attention_mask=(ids != 0).long(), **CALL, **kwargs).tolist()
-    return found
+    result: list[list[int]] = model.generate(input_ids=ids, attention_mask=(ids != 0).long(), **CALL, **kwargs).tolist()
+    return result
 
 
 def test_an_input_preparation_without_ids_is_the_reason_for_plain_decoding() -> None:
@@ -176,8 +176,8 @@ def test_an_adapter_that_an_invocation_switches_on_decodes_plainly() -> None:
 
 def test_a_rescaled_adapter_reads_its_prompts_anew() -> None:
     model = hf_specdec.enable(of_some_weight(peft.get_peft_model(build(FAMILIES["llama"]), lora("q_proj", "v_proj"))))
-    cache, known = hf_specdec.PrefixCache(), PROMPT.shape[1] - 1
-    for scale, num_cached in ((1.0, 0), (3.0, 0), (1.0, known)):
+    cache, seen = hf_specdec.PrefixCache(), PROMPT.shape[1] - 1
+    for scale, num_cached in ((1.0, 0), (3.0, 0), (1.0, seen)):
         with peft.helpers.rescale_adapter_scale(model, scale):
             (result,) = hf_specdec.generate_many(model, PROMPT, prefix_cache=cache, max_new_tokens=16, do_sample=False)
             assert result.stats.num_cached_tokens == num_cached

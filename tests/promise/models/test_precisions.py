@@ -123,14 +123,14 @@ def code(text: str) -> torch.Tensor:
     return ids
 
 
-def parting(model: Any, expected: list[int], found: list[int]) -> float | None:
+def parting(model: Any, expected: list[int], result: list[int]) -> float | None:
     """Distance of the first two tokens that differ, over the largest logit; `None` where none does."""
-    at = next((i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]), None)
+    at = next((i for i, pair in enumerate(zip(expected, result, strict=True)) if pair[0] != pair[1]), None)
     if at is None:
         return None
     with torch.no_grad():
         logits = model(torch.tensor([expected[:at]])).logits[0, -1].float()
-    return float((logits[expected[at]] - logits[found[at]]).abs() / logits.abs().max())
+    return float((logits[expected[at]] - logits[result[at]]).abs() / logits.abs().max())
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
@@ -141,8 +141,8 @@ def test_texts_part_only_at_near_ties_in_bf16(precision: str) -> None:
     expected = plain(model, ids, **SETTINGS)[0].tolist()
     for method, how in METHODS.items():
         how = how | ({"assistant_model": model} if how["spec_method"] == "draft_model" else {})
-        found = model.generate(ids, **SETTINGS, **how)[0].tolist()
-        distance = parting(model, expected, found)
+        result = model.generate(ids, **SETTINGS, **how)[0].tolist()
+        distance = parting(model, expected, result)
         assert distance is None or distance < NEAR_TIE, method
     with computed_by_torch():
         assert model.generate(ids, **SETTINGS, spec_method="plain")[0].tolist() == expected

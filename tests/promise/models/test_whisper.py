@@ -34,11 +34,11 @@ def whisper() -> Any:
 def test_token_timestamps_are_those_of_plain_generation(whisper: Any, method: str, custom: bool) -> None:
     """They are computed from the cross-attention of each token: the call decodes plainly."""
     whisper.set_attn_implementation("eager")
-    asked = inputs(whisper, rows=1) | SETTINGS | {"return_token_timestamps": True}
-    expected = whisper.__class__.generate(whisper, **asked)
+    wanted = inputs(whisper, rows=1) | SETTINGS | {"return_token_timestamps": True}
+    expected = whisper.__class__.generate(whisper, **wanted)
     if custom:
-        asked["custom_generate"] = hf_specdec.decode
-    ours = whisper.generate(**asked, spec_method=method)
+        wanted["custom_generate"] = hf_specdec.decode
+    ours = whisper.generate(**wanted, spec_method=method)
     assert torch.equal(ours["sequences"], expected["sequences"])
     assert torch.equal(ours["token_timestamps"], expected["token_timestamps"])
 
@@ -53,10 +53,10 @@ def test_a_draft_hears_the_piece_of_a_long_recording_that_is_transcribed(whisper
     sound = torch.rand((rows, config.num_mel_bins, 3 * length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones((rows, 3 * length), dtype=torch.long)
     mask[1:, length:] = 0  # the second recording is one piece long
-    asked = {"input_features": sound, "attention_mask": mask, "return_timestamps": True, "max_new_tokens": 9}
-    expected = whisper.__class__.generate(whisper, **asked, do_sample=False)
+    wanted = {"input_features": sound, "attention_mask": mask, "return_timestamps": True, "max_new_tokens": 9}
+    expected = whisper.__class__.generate(whisper, **wanted, do_sample=False)
     ours = whisper.generate(
-        **asked,
+        **wanted,
         do_sample=False,
         spec_method=method,
         spec_config={"confidence_threshold": 0.0} if method == "draft_model" else {"num_nodes": 5},
@@ -86,11 +86,11 @@ def test_a_decoder_drafts_by_what_the_targets_encoder_has_heard(
     draft, steps, texts = without_encoder(whisper), [], []
     draft.model.decoder.load_state_dict(whisper.model.decoder.state_dict())
     draft.proj_out.load_state_dict(whisper.proj_out.state_dict())
-    asked = inputs(whisper, rows=rows) | SETTINGS | {"do_sample": do_sample, "max_new_tokens": 20}
-    own = {"spec_config": {"confidence_threshold": 0.0}} if method == "draft_model" else {}
-    for how in ({"spec_method": "plain"}, {"spec_method": method, "assistant_model": draft, **own}):
+    wanted = inputs(whisper, rows=rows) | SETTINGS | {"do_sample": do_sample, "max_new_tokens": 20}
+    ours = {"spec_config": {"confidence_threshold": 0.0}} if method == "draft_model" else {}
+    for how in ({"spec_method": "plain"}, {"spec_method": method, "assistant_model": draft, **ours}):
         torch.manual_seed(3)
-        output = whisper.generate(**asked, **how, spec_observer=steps.append if "assistant_model" in how else None)
+        output = whisper.generate(**wanted, **how, spec_observer=steps.append if "assistant_model" in how else None)
         texts.append(output["sequences"] if isinstance(output, dict) else output)
     assert texts[0].equal(texts[1])
     accepted = sum(len(step.accepted) for step in steps)

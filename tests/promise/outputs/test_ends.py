@@ -60,12 +60,12 @@ class Open:
 
     @staticmethod
     def _follow(monkeypatch: pytest.MonkeyPatch, cls: Any, name: str, note: Callable[..., None]) -> None:
-        own = getattr(cls, name)
+        ours = getattr(cls, name)
 
         def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
-            found = own(self, *args, **kwargs)
+            result = ours(self, *args, **kwargs)
             note(self, *args)
-            return found
+            return result
 
         monkeypatch.setattr(cls, name, followed)
 

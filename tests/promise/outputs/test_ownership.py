@@ -96,15 +96,15 @@ def test_what_a_call_allocates_is_freed_with_it(fresh: Any, name: str, without_c
 
 
 def test_a_generate_of_ones_own_is_called_and_comes_back(fresh: Any) -> None:
-    own = fresh.generate = functools.partial(fresh.generate, max_new_tokens=5, do_sample=False)
-    expected = own(PROMPT).tolist()
+    ours = fresh.generate = functools.partial(fresh.generate, max_new_tokens=5, do_sample=False)
+    expected = ours(PROMPT).tolist()
     hf_specdec.enable(hf_specdec.enable(fresh))
     assert fresh.generate(PROMPT).tolist() == expected
     output = fresh.generate(PROMPT, spec_method="prompt_lookup", return_dict_in_generate=True)
     assert output.sequences.tolist() == expected
     assert output.spec_stats.method == "prompt_lookup"
     assert [r.token_ids for r in hf_specdec.generate_many(fresh, PROMPT)] == [expected[0][PROMPT.shape[1] :]]
-    assert hf_specdec.disable(fresh).generate is own
+    assert hf_specdec.disable(fresh).generate is ours
 
 
 def test_what_ones_own_generate_sets_is_checked(fresh: Any) -> None:

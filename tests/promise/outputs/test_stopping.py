@@ -59,8 +59,8 @@ def test_every_criterion_is_asked_even_when_another_one_stops(model: Any, draft:
     reference, ours = both(
         model, lambda: {"stopping_criteria": StoppingCriteriaList([Recorder(4), Recorder()])}, draft, coming
     )
-    for own, other in zip(ours.kwargs["stopping_criteria"], reference.kwargs["stopping_criteria"], strict=True):
-        assert own.texts == other.texts
+    for mine, other in zip(ours.kwargs["stopping_criteria"], reference.kwargs["stopping_criteria"], strict=True):
+        assert mine.texts == other.texts
 
 
 def test_criteria_see_the_scores_so_far(model: Any, draft: Draft) -> None:
@@ -163,8 +163,8 @@ def test_a_criterion_for_stop_strings_of_the_users_own_takes_precedence(model: A
     first, later = (letter for place, letter in enumerate(filter(None, written)) if place in (0, 3))
 
     def make() -> dict[str, Any]:
-        own = StoppingCriteriaList([StopStringCriteria(tokenizer, later)])
-        return {"stop_strings": first, "tokenizer": tokenizer, "stopping_criteria": own}
+        mine = StoppingCriteriaList([StopStringCriteria(tokenizer, later)])
+        return {"stop_strings": first, "tokenizer": tokenizer, "stopping_criteria": mine}
 
     reference, ours = both(model, make, draft)
     assert_same_run(ours, reference)

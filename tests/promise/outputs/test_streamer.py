@@ -57,11 +57,11 @@ class Watcher(StoppingCriteria):
 
     def __init__(self, streamer: Recorder, fail_at: int | None) -> None:
         self.streamer, self.fail_at = streamer, fail_at
-        self.given: list[int] = []
+        self.streamed: list[int] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        self.given.append(len(self.streamer.puts))
-        if len(self.given) == self.fail_at:
+        self.streamed.append(len(self.streamer.puts))
+        if len(self.streamed) == self.fail_at:
             raise KeyboardInterrupt
         return torch.tensor([False])
 
@@ -77,7 +77,7 @@ def test_criteria_are_asked_before_the_token_is_streamed(model: Any, draft: Draf
         with pytest.raises(KeyboardInterrupt) if fail_at else contextlib.nullcontext():
             call = {"streamer": streamer, "stopping_criteria": [watchers[-1]]}
             generate(model, PROMPT, max_new_tokens=16, do_sample=False, **call, **method)
-    assert watchers[1].given == watchers[0].given
+    assert watchers[1].streamed == watchers[0].streamed
     assert streamers[1].puts == streamers[0].puts
 
 
