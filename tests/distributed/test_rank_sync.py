@@ -28,13 +28,13 @@ class ThreadChannel(RankChannel):
         self.table, self.rank, self.intact = table, rank, True
         self.num_collectives = 0
 
-    def _all_gather(self, own: bytes, size: int) -> list[bytes]:
+    def _all_gather(self, content: bytes, size: int) -> list[bytes]:
         self.num_collectives += 1
-        self.table.values[self.rank] = own.ljust(size, b"\0")
+        self.table.values[self.rank] = content.ljust(size, b"\0")
         self.table.barrier.wait()
-        found = list(self.table.values)
+        values = list(self.table.values)
         self.table.barrier.wait()
-        return found
+        return values
 
 
 def together(*roles: Callable[[RankSync], Any]) -> list[Any]:
@@ -72,8 +72,8 @@ def test_trees_and_decisions_are_the_first_ones() -> None:
         for step in range(3):
             (tree,) = sync.trees(lambda step=step: [fork(step)], None)
             assert torch.equal(tree.visible(), fork(step).visible())
-            own = 10 * step if sync.is_leader else 99
-            seen += [tree, sync.decide(lambda own=own: own), sync.decide(lambda: 7, is_watched=False)]
+            number = 10 * step if sync.is_leader else 99
+            seen += [tree, sync.decide(lambda number=number: number), sync.decide(lambda: 7, is_watched=False)]
         sync.finish()
         return seen
 

@@ -28,7 +28,7 @@ Results = list[dict[str, Any]]
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Checkpoints of the families of the cases whose tests run, and their drafts."""
     folder = tmp_path_factory.mktemp("models")
-    for name in {"llama", *(case[0] for case in asked(request))}:
+    for name in {"llama", *(case[0] for case in cases_of(request))}:
         model = build_target("glm4_moe, 1 layer") if name == "glm" else build(FAMILIES[name])
         model.save_pretrained(folder / name)
         noisy_copy(model).save_pretrained(folder / f"{name}_draft")
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 @pytest.fixture(scope="module")
 def results(folder: Path, request: pytest.FixtureRequest) -> Results:
     """What each of the two processes made of every case whose test runs."""
-    (folder / "cases.json").write_text(json.dumps([*asked(request), *ODD]))
+    (folder / "cases.json").write_text(json.dumps([*cases_of(request), *ODD]))
     assert forked.main("tests.distributed.worker", folder) == 0
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -61,7 +61,7 @@ def alone(folder: Path) -> Any:
     return run
 
 
-def asked(request: pytest.FixtureRequest) -> list[Any]:
+def cases_of(request: pytest.FixtureRequest) -> list[Any]:
     """The cases of the grid whose tests run."""
     running = {tuple(item.callspec.params.values()) for item in request.session.items if is_of_grid(item)}
     return [case for case in GRID if case in running]

@@ -60,13 +60,14 @@ def test_what_is_drafted_is_what_will_be_drawn(kind: str, temperature: float) ->
     table, met, likeliest = random_table(seed=2, vocab_size=SIZE), 0, 0
     for seed in range(20):
         noise = Noise(seed)
-        for known in (None, noise):
+        for noise_ahead in (None, noise):
             drafter = drafter_of(kind, table, temperature)
             drafter.begin(TEXT)
-            tree, expected, node, depth = drafted_by(drafter, 4, noise=known), drawn(table, noise, temperature, 4), 0, 0
+            tree, expected = drafted_by(drafter, 4, noise=noise_ahead), drawn(table, noise, temperature, 4)
+            node = depth = 0
             while depth < 4 and (child := tree.child(node, expected[depth])) is not None:
                 node, depth = child, depth + 1
-            if known is None:
+            if noise_ahead is None:
                 likeliest += depth
             else:
                 met += depth

@@ -26,8 +26,8 @@ def test_what_was_read_is_what_is_looked_at(dtype: torch.dtype, which: slice | l
         before, now = NodeLogits(row, read), NodeLogits(row)
         assert before.best(which) == now.best(which) == row[which].argmax(-1).tolist()
         for count in (1, K):
-            for known, expected in zip(before.top(count, which), now.top(count, which), strict=True):
-                np.testing.assert_array_equal(known, expected)
+            for part, expected in zip(before.top(count, which), now.top(count, which), strict=True):
+                np.testing.assert_array_equal(part, expected)
 
 
 def test_log_probabilities_are_the_softmaxs() -> None:
@@ -57,7 +57,7 @@ def test_a_small_vocabulary_has_fewer_best_tokens() -> None:
     (row, _) = rows()
     small = row[:, :3]
     for logits in (NodeLogits(small), NodeLogits(small, read_logits(small, K))):
-        assert [found.shape for found in logits.top(K)] == [(5, 3), (5, 3)]
+        assert [part.shape for part in logits.top(K)] == [(5, 3), (5, 3)]
 
 
 def test_more_than_was_read_is_read_again() -> None:

@@ -84,13 +84,13 @@ def test_drafts_are_the_drafts_characters(name: str, text: str, cut: int, count:
     whole = target.decode(ids, clean_up_tokenization_spaces=False)
     translation = Translation(target, draft)
     translation.begin(ids[:cut])
-    known = [*translation.fixed, *translation.tail]
+    read_ids = [*translation.fixed, *translation.tail]
     rest = draft.encode(whole, add_special_tokens=False)
-    rest = rest[len(known) :] if rest[: len(known)] == known else []
-    found = translation.drafted(rest[:count])
-    assert all(0 <= token < len(target) for token in found)
-    said = target.decode([*ids[:cut], *found], clean_up_tokenization_spaces=False).rstrip("\ufffd")
-    assert whole.startswith(said) or 0 in found or "\ufffd" in whole
+    rest = rest[len(read_ids) :] if rest[: len(read_ids)] == read_ids else []
+    drafted = translation.drafted(rest[:count])
+    assert all(0 <= token < len(target) for token in drafted)
+    said = target.decode([*ids[:cut], *drafted], clean_up_tokenization_spaces=False).rstrip("\ufffd")
+    assert whole.startswith(said) or 0 in drafted or "\ufffd" in whole
 
 
 @settings(max_examples=60, deadline=None)
@@ -181,8 +181,8 @@ def test_vocabularies_of_one_family_are_alike() -> None:
     other.add_tokens(["<tool>"])
     padded = byte_level(texts, 266)
     assert len(padded.get_vocab()) == len(base.get_vocab()) + 1
-    for one, two in itertools.permutations((base, more, other, padded), 2):
-        assert are_alike(one, two)
+    for first, second in itertools.permutations((base, more, other, padded), 2):
+        assert are_alike(first, second)
 
 
 def test_an_id_that_is_two_tokens_makes_vocabularies_foreign() -> None:
@@ -194,15 +194,15 @@ def test_an_id_that_is_two_tokens_makes_vocabularies_foreign() -> None:
 
 
 def test_a_pair_is_compared_once_and_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    compared: list[Any] = []
     kind = type(SMALL)
     vocabulary = kind.get_vocab
-    monkeypatch.setattr(kind, "get_vocab", lambda tokenizer: asked.append(tokenizer) or vocabulary(tokenizer))
+    monkeypatch.setattr(kind, "get_vocab", lambda tokenizer: compared.append(tokenizer) or vocabulary(tokenizer))
     target, draft = byte_level(SAMPLES, 300), byte_level(SAMPLES, 310)
-    found = [are_alike(target, draft) for _ in range(3)]
-    assert found == [False] * 3
-    assert asked == [target, draft]
-    asked.clear()
+    results = [are_alike(target, draft) for _ in range(3)]
+    assert results == [False] * 3
+    assert compared == [target, draft]
+    compared.clear()
     references = [weakref.ref(target), weakref.ref(draft)]
     del target, draft
     gc.collect()

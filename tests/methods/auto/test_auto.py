@@ -75,8 +75,8 @@ def grown(memory: SpecMemory | None, budget: int = 16, tokens: Sequence[int] = (
     return drafted_by(drafter, budget)
 
 
-def same(one: DraftTree, other: DraftTree) -> bool:
-    return (one.tokens, one.parents, one.probabilities) == (other.tokens, other.parents, other.probabilities)
+def same(tree: DraftTree, other: DraftTree) -> bool:
+    return (tree.tokens, tree.parents, tree.probabilities) == (other.tokens, other.parents, other.probabilities)
 
 
 def test_nodes_come_in_the_order_of_their_probabilities_behind_their_parents(memory: SpecMemory) -> None:
@@ -193,22 +193,22 @@ def test_a_draft_model_that_takes_chains_is_asked_for_chains(memory: SpecMemory)
 
 def asked_in(drafter: AutoDrafter, scorer: TableScorer, tokens: Sequence[int], **fields: Any) -> list[bool]:
     """Whether the draft model was asked in each step of a text, one token a step."""
-    asked = []
+    requests = []
     drafter.begin(tokens[:2])
     for token in tokens[2:]:
         tree = drafted_by(drafter, 16, **fields)
-        asked.append(bool(scorer.requests))
+        requests.append(bool(scorer.requests))
         learned(drafter, tree, None, [token])
-    return asked
+    return requests
 
 
 @pytest.mark.parametrize("cost", [0.5, 1.0])
 def test_a_draft_model_that_adds_nothing_is_asked_seldom(cost: float) -> None:
     """One that knows nothing is asked now and then, to notice a change, and the more it costs the more seldom."""
     scorer = TableScorer(lambda text: torch.zeros(VOCAB), vocab_size=VOCAB, relative_cost=cost)
-    asked = asked_in(drafter_of(SpecMemory(), scorer=scorer), scorer, text_of(420))
-    assert asked[0]
-    assert sum(asked[-300:]) * cost == pytest.approx(300 * RETRIED, abs=1.5)
+    requests = asked_in(drafter_of(SpecMemory(), scorer=scorer), scorer, text_of(420))
+    assert requests[0]
+    assert sum(requests[-300:]) * cost == pytest.approx(300 * RETRIED, abs=1.5)
 
 
 def test_a_draft_model_is_asked_no_deeper_than_one_forward_beyond_what_was_tried() -> None:
@@ -252,14 +252,14 @@ def priced(jump: float, count: int) -> float:
 
 def test_a_draft_that_cannot_pay_is_no_gain_of_the_draft_model() -> None:
     """A second column costs as much as twenty tokens: what the draft model adds is never verified."""
-    found = {}
+    gains = {}
     for jump in (0.0, 20.0):
         scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.3)
         drafter = drafter_of(memory := SpecMemory(), scorer=scorer, config={"draft_len": 1})
         asked_in(drafter, scorer, text_of(60), cost=DraftCost(of_node=0.02, of_nodes=partial(priced, jump)))
-        found[jump] = memory.greedy.gains[0]
-    assert found[0.0] > 0.2
-    assert found[20.0] < 0.2, "so that it is not asked any more"
+        gains[jump] = memory.greedy.gains[0]
+    assert gains[0.0] > 0.2
+    assert gains[20.0] < 0.2, "so that it is not asked any more"
 
 
 def test_only_the_end_of_a_text_goes_into_the_memory_and_once() -> None:

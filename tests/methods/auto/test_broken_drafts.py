@@ -34,5 +34,5 @@ def test_a_head_whose_logits_are_nan(method: str, do_sample: bool) -> None:
     torch.manual_seed(0)
     expected = plain(model, input_ids=prompt, **options)
     torch.manual_seed(0)
-    found = model.generate(prompt, spec_method=method, assistant_model=head, **options)
-    assert found.tolist() == expected.tolist()
+    ours = model.generate(prompt, spec_method=method, assistant_model=head, **options)
+    assert ours.tolist() == expected.tolist()

@@ -64,7 +64,7 @@ def source_of(prompt: str, writer: Writer) -> TranslatedSource:
     return source
 
 
-def asked(source: TranslatedSource, search: Any) -> DraftTree:
+def request_of(source: TranslatedSource, search: Any) -> DraftTree:
     request = source.request(search, NOTHING_FOUND)
     assert request is not None
     return request
@@ -82,7 +82,7 @@ def test_a_token_has_the_probability_of_the_draft_tokens_that_write_it() -> None
     source.start(first("so"))
     lengths = []
     for number in range(4):
-        lengths.append(len(asked(source, search)))
+        lengths.append(len(request_of(source, search)))
         source.read(writer.rows(number))
         assert source.tell(search)
         assert not source.tell(search), "nothing is new a second time"
@@ -99,7 +99,7 @@ def test_the_text_is_translated_when_the_draft_is_next_asked() -> None:
         source.keep(DraftTree.chain(0), TARGET.encode(word))
     assert writer.kept == []
     source.start(0)
-    request = asked(source, search)
+    request = request_of(source, search)
     text = DRAFT.decode([*source.translation.fixed, *request.tokens[1:]])
     assert text == "so the end of it"
     assert writer.kept == source.translation.fixed[-len(writer.kept) :] != []
@@ -109,8 +109,8 @@ def test_a_step_forgets_what_the_one_before_wrote() -> None:
     writer, search = Writer("the", 0.9), Scores()
     source = source_of("so ", writer)
     source.start(0)
-    first = asked(source, search)
+    first = request_of(source, search)
     source.read(writer.rows(0))
     source.start(0)
-    assert asked(source, search).tokens == first.tokens
+    assert request_of(source, search).tokens == first.tokens
     assert not source.tell(search)

@@ -39,12 +39,12 @@ def synthetic(seed: int, count: int, scale: float = 5.0) -> list[tuple[list[tupl
     In three of ten the other candidate is right, in one neither.
     """
     rng = random.Random(seed)
-    found = []
+    tokens = []
     for _ in range(count):
         named = int(rng.random() < 0.5)
         rows = [(scale if place == named else 0.0, scale * rng.random()) for place in (0, 1)]
-        found.append((rows, rng.choices([named, 1 - named, -1], [6, 3, 1])[0]))
-    return found
+        tokens.append((rows, rng.choices([named, 1 - named, -1], [6, 3, 1])[0]))
+    return tokens
 
 
 def log_loss(learned: AdaptiveWeights, data: list[tuple[list[tuple[float, float]], int]]) -> float:
@@ -59,10 +59,10 @@ def log_loss(learned: AdaptiveWeights, data: list[tuple[list[tuple[float, float]
 def test_probabilities_are_the_softmax_of_the_weighted_evidence(num_sources: int) -> None:
     weights = [0.1 * (place + 1) for place in range(num_sources)]
     rows = [tuple(float((place + shift) % 3) for place in range(num_sources)) for shift in range(2)]
-    found = probabilities(learned_of((-1.0, *weights)), rows)
+    shares = probabilities(learned_of((-1.0, *weights)), rows)
     scores = [-1.0 + sum(weight * value for weight, value in zip(weights, row, strict=True)) for row in rows]
     total = 1.0 + sum(math.exp(score) for score in scores)
-    assert found == pytest.approx([math.exp(score) / total for score in scores])
+    assert shares == pytest.approx([math.exp(score) / total for score in scores])
 
 
 def test_what_the_noise_explains_teaches_less() -> None:

@@ -30,7 +30,7 @@ class Context:
             other.node = _Node(0, token, other.node)
         return other
 
-    def own(self) -> Votes:
+    def of_text(self) -> Votes:
         return self.votes(0)
 
     def pooled(self) -> Votes:
@@ -51,7 +51,7 @@ def text(seed: int, length: int = 40, alphabet: int = 6) -> list[int]:
 
 def num_equal(tokens: list[int], place: int, context: list[int]) -> int:
     """How many of the last 16 tokens of `context` stand in front of `place`, up to the second that does not."""
-    agree = [one == other for one, other in zip(reversed(tokens[:place]), reversed(context[-16:]), strict=False)]
+    agree = [token == other for token, other in zip(reversed(tokens[:place]), reversed(context[-16:]), strict=False)]
     ends = [back for back, agrees in enumerate(agree) if not agrees]
     return sum(agree[: ends[1]] if len(ends) > 1 else agree)
 
@@ -67,8 +67,8 @@ def followed(tokens: list[int], path: list[int], places: Places, token: int, *, 
     whole = tokens + path
     kept = [(place + 1, size + 1) for place, size in places if whole[place] == token]
     if renews and len(kept) < 4:
-        known = {place for place, _ in kept}
-        kept += [(p, 1) for p in range(1, len(tokens)) if tokens[p - 1] == token and p not in known]
+        places_kept = {place for place, _ in kept}
+        kept += [(p, 1) for p in range(1, len(tokens)) if tokens[p - 1] == token and p not in places_kept]
     return kept
 
 
@@ -84,20 +84,20 @@ def votes(tokens: list[int], places: Places) -> Votes:
 def test_matches_are_those_found_by_brute_force(seed: int) -> None:
     tokens = text(seed) + text(seed)[:7] * (seed % 2)
     context, places = Context(tokens), all_places(tokens, tokens)
-    assert context.own() == votes(tokens, places)
+    assert context.of_text() == votes(tokens, places)
     path: list[int] = []
     for token in text(seed + 100, 6):
         context, places = context.after(token), followed(tokens, path, places, token, renews=True)
         path.append(token)
-        assert context.own() == votes(tokens + path, places)
+        assert context.of_text() == votes(tokens + path, places)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_matches_in_earlier_texts_are_those_found_by_brute_force(seed: int) -> None:
     earlier = [text(seed + 10, 15), text(seed + 20, 15)]
     pool = NgramPool(1_000)
-    for one in earlier:
-        pool.add(one)
+    for tokens_before in earlier:
+        pool.add(tokens_before)
     joined = [*earlier[0], -1, *earlier[1], -1]
     tokens = text(seed, 12)
     context = Context(tokens, pool)
@@ -112,7 +112,7 @@ def test_a_match_runs_on_into_the_draft_itself() -> None:
     """A text that repeats with period two is continued far beyond its end."""
     context = Context([1, 2, 1, 2, 1])
     for token in (2, 1, 2, 1, 2, 1, 2):
-        assert context.own().keys() == {token}
+        assert context.of_text().keys() == {token}
         context = context.after(token)
 
 

@@ -83,14 +83,14 @@ def test_rows_of_one_batch_keep_each_other() -> None:
     tokens = np.arange(41).repeat(NUM_KEPT).reshape(41, NUM_KEPT)
     recycled.put_rows(keys, tokens, np.ones((41, NUM_KEPT)))
     assert len(recycled) == 40
-    found = [recycled_table.get(recycled, int(key)) for key in keys[:40]]
-    assert [entry and entry[0][0] for entry in found] == [*range(7), 40, *range(8, 40)]
+    entries = [recycled_table.get(recycled, int(key)) for key in keys[:40]]
+    assert [entry and entry[0][0] for entry in entries] == [*range(7), 40, *range(8, 40)]
 
 
 def test_an_entry_takes_less_than_150_bytes() -> None:
     recycled = RecycledLogits(262_144)
     arrays = [value for value in vars(recycled).values() if isinstance(value, np.ndarray)]
-    assert sum(one.nbytes for one in arrays) < 150 * 262_144 < 40e6
+    assert sum(array.nbytes for array in arrays) < 150 * 262_144 < 40e6
 
 
 @pytest.mark.parametrize("bound", [6, 7, 50, 301])

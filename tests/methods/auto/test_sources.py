@@ -38,8 +38,8 @@ def ask(sources: Sources, tokens: list[int], drafted: Entry | None = None) -> di
     search = Search(sources, index_of(tokens), max_depth=1)
     if drafted is not None:
         search.score(0, drafted)
-    found = search.likeliest(PLENTY, 0.0)
-    return dict(zip(found.tokens[1:], found.probabilities[1:], strict=True))
+    likeliest = search.likeliest(PLENTY, 0.0)
+    return dict(zip(likeliest.tokens[1:], likeliest.probabilities[1:], strict=True))
 
 
 def learn(sources: Sources, tokens: list[int], token: int, verified: list[int]) -> None:
@@ -47,8 +47,8 @@ def learn(sources: Sources, tokens: list[int], token: int, verified: list[int]) 
     search = Search(sources, index_of(tokens), max_depth=1)
     search.likeliest(PLENTY, 0.0)
     builder = TreeBuilder(tokens[-1])
-    for one in verified:
-        builder.add(0, one)
+    for drafted in verified:
+        builder.add(0, drafted)
     search.follow(builder.build(), [token])
 
 
@@ -58,10 +58,10 @@ def test_probabilities_are_at_most_one_together(seed: int, memory: SpecMemory, s
     tokens = torch.randint(5, (60,), generator=generator).tolist()
     memory.pool.add(tokens[::-1])
     put(memory.recycled, tuple(tokens[-3:]), (tuple(range(8)), (14.0,) * 8))
-    found = ask(sources, tokens, (tuple(range(8)), (14.0,) * 8))
-    assert len(found) == 8
-    assert sum(found.values()) <= 1.0 + 1e-9
-    assert all(0.0 < probability < 1.0 for probability in found.values())
+    shares = ask(sources, tokens, (tuple(range(8)), (14.0,) * 8))
+    assert len(shares) == 8
+    assert sum(shares.values()) <= 1.0 + 1e-9
+    assert all(0.0 < probability < 1.0 for probability in shares.values())
 
 
 def test_every_source_names_candidates(memory: SpecMemory, sources: Sources) -> None:
@@ -85,9 +85,9 @@ def test_before_anything_is_learned_a_greedy_target_is_expected_to_be_surer_than
 def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMemory) -> None:
     memory.pool.add([6, 7, 20])
     put(memory.recycled, (7,), LIKELY)
-    found = ask(Sources(memory, is_sampled=False, uses_texts=False, uses_recycled=False), [6, 7, 10, 6, 7])
-    assert found.keys() == {6, 7, 10}
-    assert found[10] == max(found.values())
+    shares = ask(Sources(memory, is_sampled=False, uses_texts=False, uses_recycled=False), [6, 7, 10, 6, 7])
+    assert shares.keys() == {6, 7, 10}
+    assert shares[10] == max(shares.values())
 
 
 def test_common_tokens_stand_in_only_where_nothing_is_recycled(memory: SpecMemory, sources: Sources) -> None:
@@ -99,8 +99,8 @@ def test_common_tokens_stand_in_only_where_nothing_is_recycled(memory: SpecMemor
 
 def test_a_draft_model_is_believed_more_than_what_is_recycled(memory: SpecMemory, sources: Sources) -> None:
     put(memory.recycled, (5, 6, 7), LIKELY)
-    found = ask(sources, [5, 6, 7], ((40,), (12.0,)))
-    assert found[40] > found[30]
+    shares = ask(sources, [5, 6, 7], ((40,), (12.0,)))
+    assert shares[40] > shares[30]
 
 
 @pytest.mark.parametrize(("token", "rises"), [(30, True), (99, False)])

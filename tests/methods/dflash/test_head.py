@@ -108,7 +108,7 @@ def test_siblings_of_a_tree_are_followed_by_what_follows_each(name: str) -> None
         runner = runner_of(head, expected, [ids[:anchor]])
         runner.read(0, [layer[:anchor] for layer in features])
         runner.keep(0, ids[anchor : anchor + 1])
-        return torch.cat([runner.score([one])[0].logits for one in trees])
+        return torch.cat([runner.score([tree])[0].logits for tree in trees])
 
     rows = scored(levels[-1])
     torch.testing.assert_close(scored(*levels), rows)
@@ -137,12 +137,12 @@ def as_authors(source: Path, folder: Path, *, architecture: str, nested: bool) -
     """The same head in the flat form, its own fields next to the layers' or in a `dflash_config`."""
     values = json.loads((source / "config.json").read_text())
     names = ("mask_token_id", "block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-    own = {name: values[name] for name in names if name in values}
-    own["target_layer_ids"] = [layer - 1 for layer in values["aux_hidden_state_layer_ids"]]
+    fields = {name: values[name] for name in names if name in values}
+    fields["target_layer_ids"] = [layer - 1 for layer in values["aux_hidden_state_layer_ids"]]
     if "sliding" in source.name:
-        own["causal"] = not values["sliding_window_non_causal"]
+        fields["causal"] = not values["sliding_window_non_causal"]
     flat = {"architectures": [architecture], **values["transformer_layer_config"]}
-    flat |= {"dflash_config": own} if nested else own
+    flat |= {"dflash_config": fields} if nested else fields
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(flat))
     shutil.copy(source / "model.safetensors", folder)
@@ -163,8 +163,8 @@ def test_the_authors_form_is_the_same_head(name: str, architecture: str, nested:
     assert isinstance(ours, DFlashHead)
     assert ours.layer_ids(4) == theirs.layer_ids(4) == (1, 3)
     expected = load_file(FIXTURES / name / "expected.safetensors")
-    for one, other in zip(rows_of(ours, expected, [6]), rows_of(theirs, expected, [6]), strict=True):
-        torch.testing.assert_close(one, other)
+    for rows, other in zip(rows_of(ours, expected, [6]), rows_of(theirs, expected, [6]), strict=True):
+        torch.testing.assert_close(rows, other)
 
 
 LAYERS = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
@@ -252,5 +252,5 @@ def test_an_embedding_of_the_mask_in_a_file_of_its_own(tmp_path: Path) -> None:
     usual = rows_of(load_head(folder), expected, [6])[0]
     for embedding, is_same in ((expected["embed_tokens"][47], True), (torch.ones(16), False)):
         torch.save({"mask_token_id": 47, "embedding": embedding.clone()}, folder / "mask_embedding.pt")
-        own = rows_of(load_head(folder), expected, [6])[0]
-        assert torch.allclose(own, usual, atol=1e-5) == is_same
+        rows = rows_of(load_head(folder), expected, [6])[0]
+        assert torch.allclose(rows, usual, atol=1e-5) == is_same

@@ -29,11 +29,11 @@ def rollout(head: Eagle3Head, ids: torch.Tensor, features: torch.Tensor, steps: 
     """
     length = len(ids)
     states, cache = head.fuse(features)[None], DynamicCache()
-    causal, own = torch.ones(length, length).tril().bool(), torch.eye(length).bool()
+    causal, diagonal = torch.ones(length, length).tril().bool(), torch.eye(length).bool()
     rows = []
     for step in range(steps):
         tokens = torch.cat([ids[step:], ids.new_zeros(step)])
-        mask = torch.cat([causal] + [own] * step, dim=1)[None, None]
+        mask = torch.cat([causal] + [diagonal] * step, dim=1)[None, None]
         positions = (1 + step + torch.arange(length))[None]
         # a key of step k stands in the window as its place in the text does, as in the package's mask
         places = torch.arange(length).repeat(step + 1)[None] + 1 + step

@@ -76,7 +76,7 @@ def test_hybrids_draft_for_batches_jobs_and_samples(name: str, tmp_path: Path) -
             torch.manual_seed(3)
             ours = target.generate(**inputs, **call, do_sample=sampled, **how)
             torch.manual_seed(ours.spec_stats.seeds[-1] if sampled and len(ours.sequences) > 1 else 3)
-            last = {name: one[-1:] for name, one in inputs.items()}  # a row of a batch follows a seed of its own
+            last = {name: item[-1:] for name, item in inputs.items()}  # a row of a batch follows a seed of its own
             expected = plain(target, **last, **call, do_sample=sampled).sequences
             assert torch.equal(ours.sequences[-1:], expected)
             assert ours.spec_stats.num_draft_tokens > 0
@@ -84,7 +84,7 @@ def test_hybrids_draft_for_batches_jobs_and_samples(name: str, tmp_path: Path) -
     call = {"max_new_tokens": 12, "do_sample": False}
     results = sorted(
         hf_specdec.generate_many(target, prompts, **call, **how, max_batch_size=2),
-        key=lambda one: one.index,
+        key=lambda item: item.index,
     )
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain(target, torch.tensor([prompt]), **call)[0, len(prompt) :].tolist()
@@ -97,8 +97,8 @@ def _cut_into_shards(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     shards = {name: f"model-0000{1 + name.startswith('mtp.')}-of-00002.safetensors" for name in weights}
     for shard in set(shards.values()):
-        own = {name: weight for name, weight in weights.items() if shards[name] == shard}
-        save_file(own, folder / shard, {"format": "pt"})
+        part = {name: weight for name, weight in weights.items() if shards[name] == shard}
+        save_file(part, folder / shard, {"format": "pt"})
     index = {"metadata": {"total_size": 0}, "weight_map": shards}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -123,7 +123,7 @@ def test_fp8_layers_are_widened_by_the_scales_of_their_blocks(name: str, tmp_pat
     weights = _quantise(tmp_path, "_scale_inv")
     ours = hf_specdec.AutoDraftHead.from_pretrained(str(tmp_path), target=target).state_dict()
     save_file(
-        {key: one.float() for key, one in weights.items() if not key.endswith("_scale_inv")},
+        {key: weight.float() for key, weight in weights.items() if not key.endswith("_scale_inv")},
         tmp_path / "model.safetensors",
         {"format": "pt"},
     )

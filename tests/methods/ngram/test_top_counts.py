@@ -19,4 +19,4 @@ def test_the_ranking_holds_the_largest_counts_while_they_grow(seed: int) -> None
         assert list(shares.values()) == [
             count / (reference.total() + 4) for count in sorted(reference.values(), reverse=True)[:4]
         ]
-        assert all(shares[known] == reference[known] / (reference.total() + 4) for known in shares)
+        assert all(shares[token] == reference[token] / (reference.total() + 4) for token in shares)
