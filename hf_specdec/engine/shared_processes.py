@@ -5,7 +5,7 @@ Each class here is one of a single process with the exchange between the process
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +47,6 @@ class SharedStepRunner(StepRunner):
     ) -> None:
         super().__init__(stats, budget=budget, observer=observer)
         self.rank_sync, self.leads = rank_sync, rank_sync.is_leader
-        self.flush, self.abandon, self.check = rank_sync.flush, rank_sync.abandon, rank_sync.check  # type: ignore[method-assign]
-        self.share_random_state = rank_sync.share_random_state  # type: ignore[method-assign]
 
     def listen(self, on_token: OnToken) -> None:
         """See `StepRunner`."""
@@ -61,15 +59,15 @@ class SharedStepRunner(StepRunner):
         device: torch.device,
         generator: torch.Generator | None,
     ) -> Sampler:
-        """See `StepRunner`."""
+        """See `SingleProcess`."""
         return AgreedSampler(processors, config, device, generator, rank_sync=self.rank_sync)
 
     def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
-        """See `StepRunner`."""
+        """See `SingleProcess`."""
         return AgreedStopCheck(criteria, self.rank_sync)
 
     def seed(self) -> int:
-        """See `StepRunner`."""
+        """See `SingleProcess`."""
         return self.rank_sync.decide_now(drawn_seed)
 
     def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
@@ -79,8 +77,24 @@ class SharedStepRunner(StepRunner):
             return draft_runner
         return draft_runner if self.leads else None
 
+    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
+        """See `SingleProcess`."""
+        self.rank_sync.check(digests)
+
+    def flush(self) -> None:
+        """See `SingleProcess`."""
+        self.rank_sync.flush()
+
+    def abandon(self, error: BaseException) -> None:
+        """See `SingleProcess`."""
+        self.rank_sync.abandon(error)
+
+    def share_random_state(self) -> None:
+        """See `SingleProcess`."""
+        self.rank_sync.share_random_state()
+
     def can_go_on(self) -> bool:
-        """See `StepRunner`."""
+        """See `SingleProcess`."""
         return self.rank_sync.intact
 
     def end(self) -> None:
