@@ -27,14 +27,10 @@ COMMANDS = {  # each in the module and the function of its name
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
 
 
-def _with_hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
 app = typer.Typer(
     name="hf-specdec",
     no_args_is_help=True,
-    context_settings={"token_normalize_func": _with_hyphens},
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
     **OPTIONS,
 )
 
@@ -50,12 +46,8 @@ class _Imported(Command):
         return typer.main.get_command(alone).make_context(info_name, args, parent, **extra)
 
 
-def _nothing() -> None:
-    """Stands where the imported command will be."""
-
-
 for _name, _summary in COMMANDS.items():
-    app.command(_name, cls=_Imported, help=_summary)(_nothing)
+    app.command(_name, cls=_Imported, help=_summary)(lambda: None)
 
 
 def _show_version(is_asked: bool) -> None:

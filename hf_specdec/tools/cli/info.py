@@ -9,8 +9,7 @@ from hf_specdec.tools.cli.spread import spread
 def info(
     *,
     loading: LoadOptions,
-    assistant_model: options.AssistantModel = None,
-    assistant_dtype: options.AssistantDtype = None,
+    method: MethodOptions,
     json: options.Json = False,
 ) -> None:
     """Say what a model can do on this machine and why.
@@ -21,7 +20,6 @@ def info(
     from hf_specdec.tools.cli.models import load
     from hf_specdec.tools.cli.report import print_facts, print_json
 
-    drafts = MethodOptions(spec_method="none", assistant_model=assistant_model, assistant_dtype=assistant_dtype)
-    loaded, kwargs = load(loading, drafts)
+    loaded, kwargs = load(loading, method)
     facts = facts_of(loaded.model, kwargs, as_json=json)
     print_json(facts) if json else print_facts(facts)

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
@@ -23,13 +23,7 @@ from hf_specdec.tools.command_errors import note
 QUESTION = "What are the benefits of reading books? Answer in a list."
 PROMPTS = tuple(prompt.text for prompt in default_prompts() if prompt.task == "continue")[:3]
 
-
-class Result(NamedTuple):
-    """New tokens of one call, its wall-clock time, and its statistics; `None` for transformers' own loops."""
-
-    token_ids: list[int]
-    seconds: float
-    stats: SpecStats | None
+Result = tuple[list[int], float, SpecStats | None]  # new tokens of a call, its seconds and its statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ class Job:
 
     def print_document(self, prompt: Prompt) -> None:
         """Print the continuation of a prompt with all that made it, as one JSON document."""
-        result, model = self.run(prompt), self.loaded.model
+        (token_ids, seconds, stats), model = self.run(prompt), self.loaded.model
         config, draft = self.method.get("spec_config"), self.method.get("assistant_model")
         document = {
             "model": model.name_or_path,
@@ -74,11 +68,11 @@ class Job:
             "chat": prompt.is_chat,
             "system": next((message["content"] for message in prompt.before), None),
             "prompt": prompt.text,
-            "text": self.loaded.tokenizer.decode(result.token_ids, skip_special_tokens=True),
-            "token_ids": result.token_ids,
-            "seconds": result.seconds,
-            "tokens_per_second": len(result.token_ids) / result.seconds,
-            "spec_stats": None if result.stats is None else result.stats.to_dict(),
+            "text": self.loaded.tokenizer.decode(token_ids, skip_special_tokens=True),
+            "token_ids": token_ids,
+            "seconds": seconds,
+            "tokens_per_second": len(token_ids) / seconds,
+            "spec_stats": None if stats is None else stats.to_dict(),
         }
         print_json(document)
 
@@ -92,7 +86,7 @@ class Job:
         started = time.perf_counter()
         output = model.generate(ids, return_dict_in_generate=True, **kwargs)
         token_ids = output.sequences[0, ids.shape[1] :].tolist()
-        return Result(token_ids, time.perf_counter() - started, getattr(output, "spec_stats", None))
+        return token_ids, time.perf_counter() - started, getattr(output, "spec_stats", None)
 
 
 def make_prompts(

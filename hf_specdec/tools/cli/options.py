@@ -11,13 +11,6 @@ import typer
 
 from hf_specdec.errors import ConfigError
 
-ASSISTANT_MODEL = (
-    "Folder, GGUF file or hub name of a smaller model or a draft head; smollm2-head, embedded-draft and embedded-head "
-    "are at hand. A model may have a tokenizer of its own."
-)
-
-AssistantModel = Annotated[str | None, typer.Option(help=ASSISTANT_MODEL)]
-AssistantDtype = Annotated[str | None, typer.Option(help="Precision of the draft model or head. Default: as --dtype.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=1 << 62, help="With --do-sample: the same seed draws the same text.")
@@ -91,6 +84,9 @@ class MethodOptions:
         lookahead_config (`str`): Lookahead in the list form: window, n-gram and verification set sizes; "[7,7,7]".
         draft_model_config (`str`): A draft model in the list form: draft length, devices of the draft, devices of the
             target, use_logits; "[4,[0],[1],False]".
+        assistant_model (`str`): Folder, GGUF file or hub name of a smaller model or a draft head; smollm2-head,
+            embedded-draft and embedded-head are at hand. A model may have a tokenizer of its own.
+        assistant_dtype (`str`): Precision of the draft model or head. Default: as --dtype.
         spec_memory (`Path`): With auto: what it remembers, loaded from this file if it is there and saved to it at the
             end. It holds the texts' tokens. Of several processes the first one saves.
     """
@@ -102,8 +98,8 @@ class MethodOptions:
     draft_model_config: Annotated[str | None, typer.Option("--draft-model-config", "--draft-target-model-config")] = (
         None
     )
-    assistant_model: AssistantModel = None
-    assistant_dtype: AssistantDtype = None
+    assistant_model: str | None = None
+    assistant_dtype: str | None = None
     spec_memory: Path | None = None
 
 
