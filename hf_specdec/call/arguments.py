@@ -191,11 +191,7 @@ def check_method(arguments: Mapping[str, Any]) -> None:
 
 
 def _method_of(request: Request) -> tuple[Any, bool]:
-    """The method that a call asks for, and whether a generation configuration does: `spec_method`, be it `None`.
-
-    Else that of a method's argument, of transformers' own speculation where a default is given, of the configurations,
-    of a draft head as `assistant_model`, or the default.
-    """
+    """The method that a call names, by an argument before a generation configuration, and whether the latter does."""
     arguments = request.arguments
     value, is_default = arguments.get("spec_method"), False
     has_default = isinstance(value, DefaultMethod)
@@ -242,15 +238,7 @@ def _method_instead(arguments: Mapping[str, Any]) -> str | None:
 
 
 def _replaced_arguments(request: Request, method: Method, config: Any, arguments: dict[str, Any]) -> Any:
-    """The configuration of a method that transformers has too, by the settings there: adding `spec_method` is enough.
-
-    Args:
-        config: the configuration of this package that counts, if there is one; it goes before configured settings.
-        arguments: of `generate`; those that are taken over are removed.
-
-    Raises:
-        ConfigError: an argument comes with a configuration.
-    """
+    """Takes transformers' arguments of the method's own speculation out of `arguments`, as its configuration."""
     names = method.config_class.transformers_arguments
     passed = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
     if config is None:
@@ -261,11 +249,7 @@ def _replaced_arguments(request: Request, method: Method, config: Any, arguments
 
 
 def _parsed_config(unread: Request, method: Method, config: Any, arguments: dict[str, Any]) -> SpecConfig:
-    """The method's configuration: the call's, that of a generation configuration, or the one `enable` was given.
-
-    Args:
-        arguments: those of transformers' speculation that the method takes over are removed.
-    """
+    """The method's configuration: the call's, that of a generation configuration, or the one `enable` was given."""
     named_configs = _named_configs(unread.arguments)
     config, field = _only_config(method, config, named_configs), next(iter(named_configs), "spec_config")
     if config is None:

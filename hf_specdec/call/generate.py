@@ -241,10 +241,7 @@ def _by_transformers(inner: Generate, request: Request, plan: CallPlan) -> Any:
 
 
 def _plain_arguments(request: Request) -> dict[str, Any]:
-    """Arguments of `generate` without what the method took over.
-
-    transformers would begin its assisted generation for that, which refuses most of what the method refuses.
-    """
+    """Arguments of `generate` without those by which transformers would begin speculation of its own."""
     arguments = request.without(*(name for name in STARTING if name in request.config.transformers_arguments))
     if as_head(arguments.get("assistant_model")) is not None:  # transformers drafts with none
         del arguments["assistant_model"]
@@ -252,15 +249,9 @@ def _plain_arguments(request: Request) -> dict[str, Any]:
 
 
 def _decoding_arguments(request: Request) -> dict[str, Any]:
-    """Arguments of `generate` for a decoding method of this package, to which it hands the prepared call.
-
-    A static cache is left out under autocast, where the model's configuration keeps no cache: transformers' static
-    layers do not take values of autocast's dtype. transformers loses the tokenizer of `stop_strings` on the way.
-
-    Raises:
-        ConfigError: `stop_strings` without a tokenizer.
-    """
+    """Arguments of `generate` for a decoding method of this package, to which it hands the prepared call."""
     left_out, criteria = [*STARTING], {}
+    # transformers loses the tokenizer on the way to a decoding method.
     if (stop_strings := request.setting("stop_strings")) is not None:
         if (tokenizer := request.arguments.get("tokenizer")) is None:
             remedy = "Pass tokenizer=... as for plain generation."
@@ -270,6 +261,7 @@ def _decoding_arguments(request: Request) -> dict[str, Any]:
         criteria = {"stopping_criteria": compat.merged_criteria(request.model, criterion, others)}
         left_out.append("stop_strings")
     values = _replaced_values(request)
+    # transformers' static layers do not take values of autocast's dtype.
     if "use_cache" in values and torch.is_autocast_enabled(compat.input_device(request.model).type):
         left_out.append("cache_implementation")
         values.pop("cache_implementation", None)
@@ -279,36 +271,23 @@ def _decoding_arguments(request: Request) -> dict[str, Any]:
 
 
 def _replaced_values(request: Request) -> dict[str, Any]:
-    """Values that take the place of the caller's.
-
-    Lengths are integers of Python: NumPy's and tensors have no `bit_length`, which buffers ask for. Tensors are on the
-    target's device where the call moves it. A cache is kept where only the model's own configuration says not to, as
-    MPT's checkpoints do, and a static one is called by its usual name.
-    """
+    """Values that take the place of the caller's: where the call moves the target, tensors on its new device."""
     arguments = request.arguments
     values: dict[str, Any] = {}
     if "target" in request.config.device_lists:
         device = compat.input_device(request.model)
         values = {name: v.to(device) for name, v in arguments.items() if isinstance(v, torch.Tensor)}
+    # Integers of Python: NumPy's and tensors have no `bit_length`, which buffers ask for.
     values |= {name: operator.index(v) for name in LENGTHS if (v := arguments.get(name)) is not None}
     if request.setting("cache_implementation") in compat.STATIC_NAMES:
         values["cache_implementation"] = "static"
-    if request.setting("use_cache") is False and request.is_models_default("use_cache"):
+    if request.setting("use_cache") is False and request.is_models_default("use_cache"):  # as MPT's checkpoints say
         values["use_cache"] = True
     return values
 
 
 def _place_models(request: Request, *, has_begun: bool = False) -> None:
-    """Put the models where the configuration's device lists say.
-
-    A draft head without a list goes where the target reads its inputs.
-
-    Args:
-        has_begun: whether the call has begun, so that the target cannot be moved any more.
-
-    Raises:
-        ConfigError: a device that is not here, or a model that cannot be put there.
-    """
+    """Put the models where the configuration's device lists say; once a call has begun the target stays."""
     model, draft, lists = request.model, request.assistant_model, request.config.device_lists
     target_devices, field = lists.get("target"), request.config.device_fields.get("target", "")
     if target_devices is not None and has_begun and not is_placed(model, read_devices(target_devices, field)):

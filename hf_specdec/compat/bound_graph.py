@@ -83,11 +83,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _maker(value: Any, outputs: Sequence[Any], kept: set[int]) -> Make | None:
-    """Makes the like of `value` of other outputs of the graph.
-
-    Args:
-        kept: identities of objects that stay as they are.
-    """
+    """Makes the like of `value` of other outputs of the graph, the objects in `kept` staying as they are."""
     if isinstance(value, torch.Tensor):
         place = next((place for place, output in enumerate(outputs) if output is value), None)
         return None if place is None else operator.itemgetter(place)

@@ -116,10 +116,7 @@ def scaled_length(model: PreTrainedModel) -> int | None:
 
 
 def _asked_after(model: PreTrainedModel, length: int) -> tuple[Cache | None, int] | None:
-    """The cache and the number of ids that the model asks for after a text of `length`; `None` where it cannot say.
-
-    The cache is the one that it was given, or none.
-    """
+    """The cache, kept or none, and the number of ids that the model asks for after a text; `None` if it cannot say."""
     cache, states = DynamicCache(), torch.zeros(1, 1, 1, 1, device=HOST)
     cache.update(states, states, 0)
     ids = torch.zeros((1, length + 1), dtype=torch.long, device=HOST)

@@ -118,11 +118,7 @@ class Job:
             yield queued
 
     def _prepared(self, index: int, prompt: Any, steps: StepRunner) -> QueuedSequence:
-        """One prompt ready to join the batch.
-
-        Raises:
-            _CannotJoin: it is decoded alone.
-        """
+        """One prompt ready to join the batch; raises `_CannotJoin` where it is decoded alone."""
         inputs = self._inputs(index, prompt)
         salt = inputs.pop("cache_salt")
         if _asks_for_none(inputs):
