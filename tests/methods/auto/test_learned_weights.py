@@ -65,16 +65,6 @@ def test_probabilities_are_the_softmax_of_the_weighted_evidence(num_sources: int
     assert shares == pytest.approx([math.exp(score) / total for score in scores])
 
 
-def test_what_the_noise_explains_teaches_less() -> None:
-    """A token that was drawn because its noise was small says little of how probable it is."""
-    moved = []
-    for noise in (None, ([3.0, 0.0], 0.0)):
-        learned = learned_of(START)
-        learn_weights(learned, 0, said([(1.0, 0.0), (0.0, 1.0)]), 0, noise)
-        moved.append(learned.weights[1])
-    assert 0.0 < moved[1] < 0.8 * moved[0]
-
-
 def test_it_learns_whom_to_believe() -> None:
     learned, data = learned_of(START), synthetic(1, 400)
     before = log_loss(learned, data)
@@ -108,15 +98,6 @@ def test_one_odd_token_moves_no_weight_far() -> None:
     learned = learned_of((0.0, 0.0, 0.0))
     learn_weights(learned, 0, said([(1e6, 3.0)] * 50), -1)
     assert [abs(weight) for weight in learned.weights[1:3]] == pytest.approx([RATE * LONGEST_STEP] * 2)
-
-
-def test_steps_shrink_with_what_a_kind_has_seen() -> None:
-    learned = learned_of((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-    learned.seen[1] = 20_000
-    for kind in (0, 1):
-        learn_weights(learned, kind, said([(1.0, 1.0)]), 0)
-    assert 0.0 < weights_of(learned, 1)[1] < 0.2 * weights_of(learned, 0)[1]
-    assert list(learned.seen) == [1, 20_001]
 
 
 def test_kinds_learn_apart() -> None:
