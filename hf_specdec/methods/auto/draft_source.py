@@ -50,7 +50,6 @@ class DraftSource:
         """
         self._text, self._noise, self._request = text, noise, TreeBuilder(text[-1])
         self._max_depth = max_depth
-        self._ids: torch.Tensor | None = None  # (1, L) of the text, once a processor asks for it
         self._tree = DraftTree.chain(text[-1])  # what was requested last
         self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
         self._wanted: list[int] = []
@@ -94,15 +93,10 @@ class DraftSource:
         tree, places = self._tree, [self._places[node] for node in self._wanted]
         depths = [tree.depths[place] for place in places]
 
-        def text() -> torch.Tensor:
-            if self._ids is None:
-                self._ids = torch.tensor([list(self._text)], device=rows.device)
-            return self._ids
-
         def path_of(number: int) -> list[int]:
             return [tree.tokens[place] for place in tree.path(places[number])[1:]]
 
-        scores = process_rows(self.logits_processor, rows, depths, text, path_of)
+        scores = process_rows(self.logits_processor, rows, depths, self._text, path_of)
         if self._noise is None:
             return best_tokens(NodeLogits(scores))
         log_probs = scores.log_softmax(dim=-1, dtype=torch.float32)

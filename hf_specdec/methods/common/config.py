@@ -50,7 +50,7 @@ class SpecConfig:
     @property
     def is_seed_exact(self) -> bool:
         """True if sampling gives the text that the seed gives without speculation."""
-        return self.engine == "loop"
+        return self.engine == "loop" and not self.draws_drafts
 
     @property
     def node_budget(self) -> int:

@@ -1,7 +1,7 @@
 """A draft's logits as the call's logits processors leave them, for the nodes of a tree that grows below a text."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -14,20 +14,24 @@ def process_rows(
     processor: LogitsProcessorFn,
     rows: torch.Tensor,
     depths: Sequence[int],
-    text: Callable[[], torch.Tensor],
+    text: Sequence[int],
     path_of: Callable[[int], list[int]],
 ) -> torch.Tensor:
     """`(n, vocab_size)` of `rows`, each shown the text up to its node.
 
     Args:
         depths: of the n nodes.
-        text: gives `(1, L)` ids of the text on the device of `rows`; asked where a processor reads ids.
+        text: tokens up to the root.
         path_of: gives the tokens below the text's last one down to a node, by its place among the n.
     """
 
+    @cache
+    def ids() -> torch.Tensor:
+        return torch.tensor([list(text)], device=rows.device)  # (1, L)
+
     def texts_of(places: Sequence[int]) -> torch.Tensor:
         paths = torch.tensor([path_of(place) for place in places], dtype=torch.long, device=rows.device)
-        return torch.cat((text().expand(len(places), -1), paths), dim=1)
+        return torch.cat((ids().expand(len(places), -1), paths), dim=1)
 
     processed: dict[int, torch.Tensor] = {}
     for depth in dict.fromkeys(depths):

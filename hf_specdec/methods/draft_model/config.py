@@ -141,11 +141,6 @@ class DraftModelConfig(SpecConfig):
             raise ConfigError("confidence_threshold", rule, value, remedy)
 
     @property
-    def is_seed_exact(self) -> bool:
-        """True if sampling gives the text that the seed gives without speculation."""
-        return self.engine == "loop" and not self.use_logits
-
-    @property
     def draws_drafts(self) -> bool:
         """True if drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
         return self.use_logits

@@ -64,7 +64,6 @@ class DraftModelDrafter(RoundDrafter):
         self.is_deterministic = not self.draws
         self.counts = counts if counts is not None and not self.draws else AcceptanceCounts()
         self._text: list[int] = []
-        self._ids: torch.Tensor | None = None  # (1, L) of the text, once a round asks for it
         self._round: Growth | None = None
         self._described: Growth | None = None  # the last round, for observers
         self._gain = GainCurve(())  # of a scored node's children, in this round
@@ -80,7 +79,7 @@ class DraftModelDrafter(RoundDrafter):
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""
         self.scorer.begin(prompt_ids)
-        self._text, self._ids, self._round, self._skipped = list(prompt_ids), None, None, 0
+        self._text, self._round, self._skipped = list(prompt_ids), None, 0
         self._len = self.config.start_len
         if self.draws:
             self.counts = AcceptanceCounts()
@@ -110,7 +109,6 @@ class DraftModelDrafter(RoundDrafter):
             self._round = None
         self.scorer.keep(tree, accepted)
         self._text += accepted
-        self._ids = None
 
     def _count(self, seen: list[tuple[int, float, bool]], growth: Growth, result: DraftResult) -> None:
         """Learn what a round cost and brought; where all that may be drafted was accepted, more may be from now on."""
@@ -262,13 +260,7 @@ class DraftModelDrafter(RoundDrafter):
         """The rows as the draft's processors leave them, each shown the text up to its node."""
         assert self.logits_processor is not None
         depths = [candidate.depth for candidate in chosen]
-
-        def text() -> torch.Tensor:
-            if self._ids is None:
-                self._ids = torch.tensor([self._text], device=rows.device)
-            return self._ids
-
-        return process_rows(self.logits_processor, rows, depths, text, lambda place: chosen[place].path())
+        return process_rows(self.logits_processor, rows, depths, self._text, lambda place: chosen[place].path())
 
 
 def observations(growth: Growth, accepted: Sequence[int]) -> list[tuple[int, float, bool]]:
