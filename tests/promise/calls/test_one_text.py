@@ -32,6 +32,7 @@ def load(dtype: torch.dtype = torch.bfloat16) -> Any:
     return AutoModelForCausalLM.from_pretrained(TARGET, dtype=dtype)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_plain_generate_of_an_enabled_model_writes_what_every_method_does(dtype: torch.dtype) -> None:
     model = hf_specdec.enable(load(dtype))

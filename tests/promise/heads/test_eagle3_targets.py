@@ -133,6 +133,7 @@ def test_a_head_goes_where_the_target_reads_its_inputs(model: Any) -> None:
         )
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(
     ("model_type", "method", "message"),
     [

@@ -166,6 +166,7 @@ def test_a_generation_configuration_may_not_ask_for_several_answers(pair: tuple[
         hf_specdec.generate_many(pair[0], PROMPTS, generation_config=config)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
 def test_transformers_own_loop_decodes_one_prompt_after_the_other(pair: tuple[Any, Any], method: str) -> None:
     wanted = method_of(method, pair[1]) | {"spec_config": {"engine": "assisted"}}

@@ -118,6 +118,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 @pytest.mark.parametrize("change", CHANGES)
 def test_texts_of_other_weights_serve_no_prompt(change: str) -> None:
@@ -133,6 +134,7 @@ def test_texts_of_other_weights_serve_no_prompt(change: str) -> None:
     assert cached(answers(model, first, cache)) == [len(first[0]) - 1]
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.skipif(cpu.why_unused() is not None, reason="torch computes everything here")
 @pytest.mark.parametrize(
     ("chunk", "has_tiles", "expected"), [(32, False, 64), (32, True, 64), (0, False, 90), (0, True, 0)]

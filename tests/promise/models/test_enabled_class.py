@@ -158,6 +158,7 @@ def test_a_method_kept_from_the_model_outlives_disable() -> None:
     assert torch.equal(generate(PROMPT, **CALL), model.generate(PROMPT, **CALL))
 
 
+@pytest.mark.wide
 def test_another_process_unpickles_an_enabled_model(tmp_path: Path) -> None:
     model = hf_specdec.enable(llama())
     torch.save(model, tmp_path / "model")

@@ -88,6 +88,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str
     return request.param, str(tmp_path)
 
 
+@pytest.mark.at_most(1)
 def test_it_speculates_in_fp32(checkpoint: tuple[str, str]) -> None:
     """Widened while it is read, and nothing of the format is left."""
     model = load(checkpoint[1], precision="fp32")

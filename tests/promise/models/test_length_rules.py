@@ -71,6 +71,7 @@ def llama4(floor_scale: int) -> Any:
     return model
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize(
     ("floor_scale", "within"),
     [(40, ()), (100, ("prompt_lookup",)), (115, ("prompt_lookup", "lookahead")), (160, TREES), (8192, TREES)],
@@ -99,6 +100,7 @@ def test_attention_that_is_scaled_by_columns(floor_scale: int, within: tuple[str
         assert prompts[result.index] + list(result.token_ids) == expected[result.index]
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("window", [256, 1100])
 def test_a_window_that_is_cut_out_of_a_table_of_masks(window: int) -> None:
     """GPT-Neo counts its window in columns, whatever a short prompt and sharp attention show of it."""

@@ -62,7 +62,7 @@ def test_a_text_that_ends_by_itself_at_the_last_position_is_not_overrun(
 
 
 @pytest.mark.parametrize("length", [44, 47, 48])
-@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto"])
+@pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
 def test_a_bias_of_so_many_columns_ends_the_model_too(method: str, length: int) -> None:
     """MPT's, which is no table; beyond it plain generation fails, and so does every method."""
     family = zoo.FAMILIES["mpt"]

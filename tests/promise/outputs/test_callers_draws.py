@@ -89,6 +89,7 @@ class Few(LogitsProcessor):
         return scores.index_fill(1, torch.arange(8, scores.shape[1]), -torch.inf)
 
 
+@pytest.mark.wide
 def test_drafted_and_chosen_tokens_are_drawn_independently(model: Any) -> None:
     """Else the text would have another distribution: second tokens, each drafted, against their probabilities."""
     temperature, prompt = 2.0, PROMPT[:, :4]
