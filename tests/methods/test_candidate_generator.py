@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec import AutoSpecConfig, DraftModelConfig, LookaheadConfig, PromptLookupConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.methods.common.drafter import BaseDrafter
+from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.plain.drafter import PlainDrafter
@@ -36,6 +36,9 @@ def test_a_second_prompt_is_drafted_as_by_a_new_drafter(make: Callable[[], BaseD
     drafter = make()
     drafter.get_candidates(torch.tensor([FIRST]))
     drafter.get_candidates(torch.tensor([[*FIRST, 3]]))
-    again, _ = drafter.get_candidates(torch.tensor([text]))
-    fresh, _ = make().get_candidates(torch.tensor([text]))
-    assert again.tolist() == fresh.tolist()
+    again, logits = drafter.get_candidates(torch.tensor([text]))
+    fresh = make()
+    fresh.begin(text)
+    chain = fresh.draft_for(DraftRequest(fresh.assisted_budget)).first_branch()
+    assert again.tolist() == [[*text, *chain]]
+    assert logits is None

@@ -6,7 +6,7 @@ Knows neither clocks nor models.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -133,6 +133,7 @@ class TranslatedSource:
         self._chain: list[int] = []  # the draft's tokens after the tail
         self._probability = 1.0  # of all of them
         self._paths: dict[tuple[int, ...], float] = {(): 1.0}  # in the target's tokens, with their probabilities
+        self._following: dict[tuple[int, ...], dict[int, float]] = {}  # tokens after each, with their probabilities
         self._num_told: dict[tuple[int, ...], int] = {}  # tokens that the search knows to follow each
 
     def request(self, search: Search, likeliest: Likeliest) -> DraftTree | None:
@@ -153,12 +154,15 @@ class TranslatedSource:
         path = tuple(self.translation.drafted(self._chain))
         self._longest = max(self._longest, len(path))
         for end in range(1, len(path) + 1):
-            self._paths.setdefault(path[:end], self._probability)
+            if path[:end] not in self._paths:
+                before, self._paths[path[:end]] = self._paths[path[: end - 1]], self._probability
+                share = min(self._probability / before, MOST) if before else 0.0
+                self._following.setdefault(path[: end - 1], {})[path[end - 1]] = share
 
     def tell(self, search: Search) -> bool:
         """Tell the search what is known of its nodes; whether that was anything new."""
         is_new = False
-        for path, following in self._following().items():
+        for path, following in self._following.items():
             node = _node_at(search, path)
             if node is not None and self._num_told.get(path) != len(following):
                 self._num_told[path], is_new = len(following), True
@@ -179,16 +183,6 @@ class TranslatedSource:
             unread, self._unread = self._unread, []
             assert self._verified is not None
             self.scorer.keep(self._verified, self.translation.extend(unread))
-
-    def _following(self) -> Mapping[tuple[int, ...], Mapping[int, float]]:
-        """After every path, the tokens that it goes on with, and the probability of each there."""
-        following: dict[tuple[int, ...], dict[int, float]] = {}
-        for path, probability in self._paths.items():
-            if path:
-                before = self._paths[path[:-1]]
-                share = probability / before if before else 0.0
-                following.setdefault(path[:-1], {})[path[-1]] = min(share, MOST)
-        return following
 
 
 AnyDraftSource = DraftSource | TranslatedSource
