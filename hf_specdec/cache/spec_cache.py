@@ -137,8 +137,9 @@ class SpecCache(Cache):
         """
         first = self.layers[layers[0]]
         lengths, new = first.lengths, tokens if packed is None else packed.width
+        longer, longest = tuple([length + new for length in lengths]), first.length + new
         for number in layers:
-            self.layers[number].append(new)
+            self.layers[number].append(longer, longest)
         with self.packing(packed):
             rows, columns = self._write_index(lengths, new, first.device)
         self.places = torch.broadcast_to(rows, columns.shape).contiguous(), columns.contiguous()

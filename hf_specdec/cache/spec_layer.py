@@ -141,11 +141,11 @@ class SpecLayer(CacheLayerMixin):
         self.length += new
         return self.keys[:batch, :, :end], self.values[:batch, :, :end]  # (batch, heads, end, head_dim)
 
-    def append(self, new: int) -> None:
-        """Have `new` more columns after each row, which are written elsewhere."""
-        if (end := self.length - self.offset + new) > self.keys.shape[-2]:
+    def append(self, lengths: tuple[int, ...], length: int) -> None:
+        """Make `lengths`, `length` at most, the rows' lengths; the new columns are written elsewhere."""
+        if (end := length - self.offset) > self.keys.shape[-2]:
             self._grow(end)
-        self.set_lengths(tuple([length + new for length in self.lengths]))
+        self.lengths, self.length = lengths, length
 
     def _widen(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Hold numbers as wide as new ones: transformers' layers join both by `torch.cat`. Autocast's are narrower."""

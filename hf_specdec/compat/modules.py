@@ -183,6 +183,11 @@ def operator_of(function: Any) -> Operator:
     return Operator(name, decides, name in EMPTY, name == "lift_fresh", schema.is_mutable)
 
 
+def is_elementwise(function: Any) -> bool:
+    """Returns whether an operator computes each number of its result from the numbers at the same place."""
+    return torch.Tag.pointwise in getattr(function, "tags", ())
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """Names the storage of a tensor as long as it lives."""
     return int(tensor.untyped_storage()._cdata)

@@ -86,13 +86,13 @@ def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **k
     """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
     if (open_recorder := recorder()) is not None:
         with open_recorder.paused():
-            result = _by_vectors(function, numbers, **kwargs).clone()  # in memory of its size
-        open_recorder.call(_by_vectors, (function, numbers), kwargs, result)
+            result = in_whole_vectors(function, numbers, **kwargs).clone()  # in memory of its size
+        open_recorder.call(in_whole_vectors, (function, numbers), kwargs, result)
         return result
-    return _by_vectors(function, numbers, **kwargs)
+    return in_whole_vectors(function, numbers, **kwargs)
 
 
-def _by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+def in_whole_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """See `by_vectors`."""
     count, is_serial = numbers.numel(), torch.get_num_threads() == 1 or numbers.numel() <= SERIAL
     if not is_host(numbers.device) or (is_serial and count % VECTORS == 0 and numbers.is_contiguous()):

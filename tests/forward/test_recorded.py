@@ -81,6 +81,7 @@ MODELS = {
 def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards are recorded when they are first seen."""
     monkeypatch.setattr(forwards, "LEAST_FORWARDS", 1)
+    monkeypatch.setattr(forwards, "LEAST_OF_KIND", 1)
 
 
 def model_of(name: str = "llama", dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -289,6 +290,40 @@ class Foreign(torch.nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return states
+
+
+def test_programs_between_two_that_were_compared_give_the_models_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    compare = forwards.RecordedForwards._compare
+
+    def noted(self: Any, kind: Any, compute: Any, arguments: Any, masks: Any, tokens: int, *rest: Any) -> Any:
+        compared.append(tokens)
+        return compare(self, kind, compute, arguments, masks, tokens, *rest)
+
+    monkeypatch.setattr(forwards.RecordedForwards, "_compare", noted)
+    expected, model = unrecorded(model_of(), output_logits=True), model_of()
+    for draft_len in (2, 3, 15, 15, *range(4, 15)):
+        config = hf_specdec.PromptLookupConfig(max_draft_len=draft_len, draft_len_per_match=None)
+        output = generated(model, "prompt_lookup", spec_config=config, output_logits=True)
+        assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits)), draft_len
+    assert output.spec_stats.num_replayed == output.spec_stats.num_forwards
+    assert len(set(compared)) < 8, compared
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "function", ["silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2", "sigmoid", "quick_gelu"]
+)
+def test_functions_of_halves_are_looked_up_with_the_models_bits(function: str, dtype: torch.dtype) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act=function, initializer_range=0.5)).to(dtype).eval()
+        return hf_specdec.enable(made)
+
+    options = {"max_new_tokens": 24, "output_logits": True}
+    expected, output = unrecorded(model(), **options), generated(model(), **options)
+    assert output.spec_stats.num_replayed > 12
+    assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
 
 
 def test_foreign_code_is_named_and_not_recorded() -> None:

@@ -23,7 +23,8 @@ from hf_specdec.kernels.masks import additive, prepared
 
 logger = logging.getLogger("hf_specdec")
 
-LEAST_FORWARDS = 12  # of a kind that a process has computed before one is recorded
+LEAST_FORWARDS = 12  # that a process has computed before one is recorded,
+LEAST_OF_KIND = 4  # and of its kind
 LEAST_FOR_PAGES = 16  # forwards that a process has computed before weights are put into pages of 2 MB
 MOST_BYTES = 64 << 20  # of all programs of a model
 MOST_TOKENS = 256  # of a forward
@@ -38,7 +39,7 @@ class Forward:
     Attributes:
         outputs: the model's.
         is_replayed (`bool`): whether the core has replayed it.
-        is_usual (`bool`): whether later ones of as many tokens take as long: not where records are made.
+        is_usual (`bool`): whether later ones of as many tokens take as long: not where they will be replayed.
     """
 
     outputs: Any
@@ -54,7 +55,8 @@ class _Kind:
         count (`int`): how many have been computed by the model.
         records (`list[Record]`): recorded so far, two at most.
         template (`Template | None`): of the two.
-        programs: by the number of tokens, those that have been compared with the model's forward.
+        programs: by the number of tokens.
+        compared: numbers of tokens whose program gave the numbers of the model's forward.
         lengths: of the cached rows, before the recorded forwards.
         is_checked (`bool`): whether a third record of another length was what the template says; of one number of
             tokens two are enough.
@@ -67,11 +69,19 @@ class _Kind:
     records: list[Record] = field(default_factory=list)
     template: Template | None = None
     programs: dict[int, Program] = field(default_factory=dict)
+    compared: set[int] = field(default_factory=set)
     lengths: list[tuple[int, ...]] = field(default_factory=list)
     is_checked: bool = False
     refused: set[int] = field(default_factory=set)
     reason: str | None = None
     returns: type[Any] = dict
+
+    def program(self, tokens: int) -> Program | None:
+        """The program for so many tokens, made where one with fewer and one with more tokens have been compared."""
+        if tokens not in self.programs and self.compared and min(self.compared) <= tokens <= max(self.compared):
+            assert self.template is not None
+            self.programs[tokens] = Program(self.template, tokens, torch.get_num_threads())
+        return self.programs.get(tokens)
 
 
 class RecordedForwards:
@@ -147,9 +157,11 @@ class RecordedForwards:
         tokens = ids.shape[1]
         kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         kind.count += 1
-        is_settled = kind.reason is not None or tokens > MOST_TOKENS or tokens in kind.refused
-        if is_settled or kind.count < LEAST_FORWARDS:
+        if kind.reason is not None or tokens > MOST_TOKENS or tokens in kind.refused:
             return Forward(compute())
+        has_replayed = any(known.programs for known in self._kinds.values())
+        if self._count < LEAST_FORWARDS or kind.count < LEAST_OF_KIND:
+            return Forward(compute(), is_usual=not has_replayed)
         if self._guard is None or not self._guard.holds():
             self._drop(model)
             if self.reason is not None:
@@ -157,14 +169,15 @@ class RecordedForwards:
             kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         lengths = cache.written_lengths
         try:
-            if (program := kind.programs.get(tokens)) is not None:
+            if (program := kind.program(tokens)) is not None:
                 assert kind.template is not None
                 cache.append(kind.template.layers, tokens, packed)
                 outputs = kind.returns(**program.run(arguments, _numbers_of(masks), cache, packed))
+                self._keep_small()
                 return Forward(outputs, is_replayed=True)
             is_new = kind.template is None or not kind.template.is_of(tokens)
             if (is_new or not kind.is_checked) and lengths in kind.lengths:  # would not show what depends on these
-                return Forward(compute())
+                return Forward(compute(), is_usual=not has_replayed)
             if is_new or not kind.is_checked:
                 kind.lengths.append(lengths)
                 outputs = self._record(kind, compute, model, arguments, masks, tokens)
@@ -233,6 +246,7 @@ class RecordedForwards:
         if not _is_same(tensors_of(dict(outputs)), tensors_of(result)):
             raise NotRecordable("a replayed forward gives other numbers")
         kind.programs[tokens] = program
+        kind.compared.add(tokens)
         self._keep_small()
         return type(outputs)(**result)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from hf_specdec.common.replaced import Replacement
 from hf_specdec.compat.modules import modules_of
+from hf_specdec.kernels import cpu
 
 KNOWN = ("hf_specdec.", "torch.", "transformers.")  # packages whose forwards depend on modules and arguments alone
 
@@ -45,49 +45,34 @@ class Guard:
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = modules_of(model)
         configs = {id(config): vars(config) for config in map(_config_of, self._modules) if config is not None}
-        self._groups = [group for module in self._modules for group in _groups_of(module)] + [*configs.values()]
+        groups = [group for module in self._modules for group in _groups_of(module)]
+        self._groups = (*groups, *configs.values())
         self._types: list[Any] = list(map(type, self._modules))
         self._forwards = [(cls, cls.forward) for cls in set(self._types)]
-        self._seen = self._now()
-        self._values = _others(self._seen)
+        values = chain.from_iterable(map(dict.values, self._groups))
+        self._values = tuple(value for value in values if not isinstance(value, Replacement))
         self._weights = tensors_of_modules(model)
         self._places = self._places_now()
 
     def holds(self) -> bool:
         """Returns whether the model is as it was."""
-        now = self._now()
+        # Forwards of this package come and go with each block.
         return (
-            ((len(now) == len(self._seen) and all(map(is_, now, self._seen))) or self._is_same(now))
+            cpu.core.same_values(self._groups, self._values, Replacement)
             and list(map(type, self._modules)) == self._types
             and self._places_now() == self._places
             and all(cls.forward is forward for cls, forward in self._forwards)
         )
-
-    def _is_same(self, now: list[Any]) -> bool:
-        """Returns whether only forwards of this package differ, which come and go with each block."""
-        others = _others(now)
-        if len(others) != len(self._values) or not all(map(is_, others, self._values)):
-            return False
-        self._seen = now
-        return True
 
     def _places_now(self) -> list[tuple[Any, ...]]:
         """Where the weights are in memory, and how they are laid out; the shape follows from sizes and strides."""
         readers = (torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel)
         return [tuple(map(reader, self._weights)) for reader in readers]
 
-    def _now(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._groups)))
-
 
 def _config_of(module: torch.nn.Module) -> PreTrainedConfig | None:
     config = vars(module).get("config")
     return config if isinstance(config, PreTrainedConfig) else None
-
-
-def _others(values: list[Any]) -> list[Any]:
-    """What is no forward of this package."""
-    return [value for value in values if not isinstance(value, Replacement)]
 
 
 def _groups_of(module: torch.nn.Module) -> Iterator[dict[Any, Any]]:

@@ -3,18 +3,20 @@
 An address is two numbers: which base, and bytes after it. Base 0 is the beginning of all memory.
 """
 
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hf_specdec.compat.modules import TO_COPY
+from hf_specdec.compat.modules import TO_COPY, is_elementwise
 from hf_specdec.forward.recorded.trace import Columns, Mask, NotRecordable, Record, Ref, Step, View
-from hf_specdec.kernels.cpu import KINDS
+from hf_specdec.kernels.cpu import HALVES, KINDS
+from hf_specdec.kernels.products import in_whole_vectors
 
 PRODUCT, NORM, ATTENTION, UPDATE, MAP, LOOKUP, PACKED = range(7)
-COPY, NEGATE, SQUARE, ADD, SUBTRACT, MULTIPLY, SILU = range(7)
+COPY, NEGATE, ADD, SUBTRACT, MULTIPLY, TABLE = range(6)
 DIMS = 5  # of a map
 COUNT, NUM_IN = 10, 12  # places in a product's instruction
 LANES = 8  # that a row of a matrix is a multiple of
@@ -26,6 +28,7 @@ COPY_TO = aten.copy_.default
 
 Code = list[int]
 Address = tuple[int, int]
+Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Compiler:
@@ -34,10 +37,11 @@ class Compiler:
     Args:
         slots: of the memories that the forward writes, and of its arguments: their bases.
         masks: paths of the masks, in the order of their numbers.
+        tables: gets results of functions, `(65_536,)`, whose addresses the instructions name.
     """
 
-    def __init__(self, record: Record, slots: dict[int, int], masks: Sequence[str]) -> None:
-        self._record, self._slots, self._masks = record, slots, list(masks)
+    def __init__(self, record: Record, slots: dict[int, int], masks: Sequence[str], tables: list[torch.Tensor]) -> None:
+        self._record, self._slots, self._masks, self._tables = record, slots, list(masks), tables
 
     def codes(self, step: Step) -> list[Code] | None:
         """Instructions that do what a step does; `None` where only torch does it.
@@ -64,6 +68,11 @@ class Compiler:
             codes = self._lookup(args, results[0])
         elif step.function in (aten.mm.default, aten.addmm.default) and not step.kwargs:
             codes = self._matrix_product(args, results[0])
+        elif step.function is in_whole_vectors:
+            codes = self._tabulated(functools.partial(args[0], **step.kwargs), args[1], results)
+        elif is_elementwise(step.function) and not step.is_in_place:
+            function = functools.partial(_of_first, step.function, args[1:], step.kwargs)
+            codes = self._tabulated(function, args[0], results, others=[*args[1:], *step.kwargs.values()])
         return codes
 
     def _resolved(self, value: Any) -> Any:
@@ -151,6 +160,19 @@ class Compiler:
             return self._mapped(function, out, first, number=float(second))
         return self._mapped(function, out, first, second) if second.dtype == out.dtype else None
 
+    def _tabulated(
+        self, function: Function, tensor: Any, results: list[View], *, others: Sequence[Any] = ()
+    ) -> list[Code] | None:
+        """A function of one tensor of halves: of each of the numbers that there are, as torch computes it."""
+        is_of_one = isinstance(tensor, View) and not any(isinstance(value, View | list | tuple) for value in others)
+        if not is_of_one or tensor.dtype not in HALVES or [view.dtype for view in results] != [tensor.dtype]:
+            return None
+        numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(tensor.dtype)
+        table = function(numbers).contiguous().view(torch.int16)
+        table = next((same for same in self._tables if torch.equal(same, table)), table)
+        self._tables.append(table)
+        return self._mapped(TABLE, results[0], tensor, table=(0, table.data_ptr()))
+
     def _joined(self, args: tuple[Any, ...], out: View) -> list[Code] | None:
         """A copy of each part to its place in the result."""
         parts, dim = args[0], (args[1] if len(args) > 1 else 0) % len(out.shape)
@@ -167,7 +189,14 @@ class Compiler:
         return codes
 
     def _mapped(
-        self, function: int, out: View, first: View, second: View | None = None, *, number: float = 0.0
+        self,
+        function: int,
+        out: View,
+        first: View,
+        second: View | None = None,
+        *,
+        number: float = 0.0,
+        table: Address = NO_TENSOR,
     ) -> list[Code] | None:
         """A function of single numbers; `None` for numbers or shapes that the core does not take."""
         views = [view for view in (out, first, second) if view is not None]
@@ -177,9 +206,16 @@ class Compiler:
         if (missing := DIMS - len(sizes)) < 0:
             return None
         kinds = [KINDS[view.dtype] for view in views] + [0] * (3 - len(views))
-        places = (*self._address(out), *self._address(first), *self._address(second))
+        other = table if second is None else self._address(second)
+        places = (*self._address(out), *self._address(first), *other)
         steps = [step for row in strides for step in (*[0] * missing, *row)] + [0] * DIMS * (3 - len(views))
         return [_code(MAP, function, *kinds, *places, _bits(number), *[1] * missing, *sizes, *steps)]
+
+
+def _of_first(
+    function: Callable[..., torch.Tensor], settings: Sequence[Any], kwargs: Mapping[str, Any], tensor: torch.Tensor
+) -> torch.Tensor:
+    return function(tensor, *settings, **kwargs)
 
 
 def _code(name: int, *operands: int) -> Code:

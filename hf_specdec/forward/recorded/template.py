@@ -66,9 +66,13 @@ class Template:
         self.memories = [self._same_memory(*pair) for pair in pairs]
         steps = [self._merged(*pair) for pair in zip(first.steps, second.steps, strict=True)]
         self._views = [self._merged(*pair) for pair in zip(first.views, second.views, strict=True)]
+        self._places = {
+            (view.shape, view.stride, view.offset, view.dtype, self.memories[view.memory].size) for view in self._views
+        }
         self.outputs, self.arguments = self._merged(first.outputs, second.outputs), first.arguments
         self.slots, self.num_slots = _slots_of(first)
         self.layers = sorted({step.kwargs["layer"] for step in steps if step.function == "update"})
+        self._tables: list[torch.Tensor] = []
         self._steps, self._parts = steps, self._compiled(first, second, steps)
         self.fresh = self._returned()
 
@@ -110,13 +114,11 @@ class Template:
         Raises:
             NotRecordable: sizes do not grow evenly with the tokens.
         """
-        sizes = [_at(memory.size, tokens) for memory in self.memories]
-        for view in self._views:
-            now = _at(view, tokens)
-            steps = zip(now.shape, now.stride, strict=True)
-            last = now.offset + sum((size - 1) * stride for size, stride in steps)
-            is_inside = now.offset >= 0 and (last + 1) * now.dtype.itemsize <= sizes[now.memory]
-            if min(now.shape, default=1) < 0 or (0 not in now.shape and not is_inside):
+        for place in self._places:
+            shape, stride, offset, dtype, num_bytes = _at(place, tokens)
+            last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+            is_inside = offset >= 0 and (last + 1) * dtype.itemsize <= num_bytes
+            if min(shape, default=1) < 0 or (0 not in shape and not is_inside):
                 raise NotRecordable("sizes in its forward do not grow evenly with the tokens")
 
     def sizes(self, tokens: int) -> list[int]:
@@ -128,7 +130,7 @@ class Template:
 
     def _compiled(self, first: Record, second: Record, steps: list[Step]) -> list[Any]:
         """Steps of torch, and between them instructions: numbers at no token, what each token adds, and how many."""
-        compilers = [Compiler(record, self.slots, self.masks) for record in (first, second)]
+        compilers = [Compiler(record, self.slots, self.masks, self._tables) for record in (first, second)]
         parts: list[Any] = []
         pending: tuple[list[Code], list[Code]] = ([], [])
         for place, step in enumerate(steps):

@@ -64,6 +64,7 @@ PyObject *core_put_nodes(PyObject *module, PyObject *args);
 PyObject *core_read_logits(PyObject *module, PyObject *args);
 PyObject *core_recur(PyObject *module, PyObject *args);
 PyObject *core_replay(PyObject *module, PyObject *args);
+PyObject *core_same_values(PyObject *module, PyObject *args);
 PyObject *core_rms_norm(PyObject *module, PyObject *args);
 extern PyType_Spec search_spec;
 

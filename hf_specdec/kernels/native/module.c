@@ -42,6 +42,7 @@ static PyMethodDef functions[] = {
     {"recur", core_recur, METH_VARARGS, NULL},
     {"replay", core_replay, METH_VARARGS, NULL},
     {"rms_norm", core_rms_norm, METH_VARARGS, NULL},
+    {"same_values", core_same_values, METH_VARARGS, NULL},
 #endif
     {NULL, NULL, 0, NULL},
 };

@@ -15,7 +15,7 @@
 
 /* As in hf_specdec/forward/recorded/program.py. A place in memory is two numbers: which of `bases`, and bytes after it. */
 enum { PRODUCT, NORM, ATTENTION, UPDATE, MAP, LOOKUP, PACKED };
-enum { COPY, NEGATE, SQUARE, ADD, SUBTRACT, MULTIPLY, SILU };
+enum { COPY, NEGATE, ADD, SUBTRACT, MULTIPLY, TABLE };
 enum { LANES = 8, DIMS = 5, LAYER = 9, MASK = 3 };
 enum { SOME = 8192 };     /* numbers that a thread takes of a map at once */
 enum { PATIENCE = 4096 }; /* looks at a barrier before the processor is given away */
@@ -109,24 +109,12 @@ static void update(const Run *run, const int64_t *code) {
     }
 }
 
-AVX2 static inline __m256 silu(__m256 x) {
-    float numbers[LANES];
-    _mm256_storeu_ps(numbers, x);
-    for (int l = 0; l < LANES; l++) {
-        float e = exponential(numbers[l] < 0.0f ? numbers[l] : -numbers[l]);
-        numbers[l] = numbers[l] * (numbers[l] < 0.0f ? e : 1.0f) / (1.0f + e);
-    }
-    return _mm256_loadu_ps(numbers);
-}
-
 AVX2 static inline __m256 mapped(int function, __m256 a, __m256 b) {
     switch (function) {
     case NEGATE: return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
-    case SQUARE: return _mm256_mul_ps(a, a);
     case ADD: return _mm256_add_ps(a, b);
     case SUBTRACT: return _mm256_sub_ps(a, b);
     case MULTIPLY: return _mm256_mul_ps(a, b);
-    case SILU: return silu(a);
     default: return a;
     }
 }
@@ -143,6 +131,12 @@ AVX2 static inline void line(int function, const Operands *of, const int kinds[3
                              const int64_t steps[3], int64_t count) {
     __m256 number = _mm256_set1_ps(of->number);
     int64_t i = 0;
+    if (function == TABLE) { /* `b` has the result for each of the halves that there are */
+        const uint16_t *table = of->b, *read = of->a;
+        uint16_t *written = of->out;
+        for (; i < count; i++) written[out + i * steps[0]] = table[read[a + i * steps[1]]];
+        return;
+    }
     if (steps[0] == 1 && steps[1] <= 1 && steps[2] <= 1) {
         __m256 first = steps[1] ? number : _mm256_set1_ps(number_at(of->a, kinds[1], a)), second = number;
         if (of->b != NULL && !steps[2]) second = _mm256_set1_ps(number_at(of->b, kinds[2], b));
