@@ -79,12 +79,6 @@ def test_without_the_extra_the_install_line_is_given(run: Run, monkeypatch: pyte
     assert 'pip install "hf_specdec[serve]"' in result.stderr
 
 
-def test_a_draft_method_needs_a_draft_for_a_model_of_one_s_own(run: Run) -> None:
-    result = run("serve", "--model", "some/model", "--spec-method", "draft_model")
-    assert result.exit_code == 2
-    assert "`assistant_model` must be given" in result.stderr
-
-
 def ask_and_end(port: int, answers: list[str], has_ended: threading.Event) -> None:
     """One request once the server is up, then SIGTERM to this process, whose main thread runs the server."""
     with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:

@@ -64,8 +64,8 @@ def describe(header: Mapping[str, Any]) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    own = {"python": platform.python_version(), "hf_specdec": hf_specdec.__version__}
-    return own | {name: metadata.version(name) for name in LIBRARIES}
+    versions = {"python": platform.python_version(), "hf_specdec": hf_specdec.__version__}
+    return versions | {name: metadata.version(name) for name in LIBRARIES}
 
 
 def _cpu_name() -> str:

@@ -167,8 +167,8 @@ def _check_shape(model: Any) -> None:
 
 def _larger_config(config: Any, hidden_size: int, num_layers: int) -> Any:
     if hidden_size < config.hidden_size or num_layers < config.num_hidden_layers:
-        own = f"{config.hidden_size}x{config.num_hidden_layers}"
-        raise ConfigError("widen", f"must be at least {own}", f"{hidden_size}x{num_layers}", "Choose a larger size.")
+        least = f"{config.hidden_size}x{config.num_hidden_layers}"
+        raise ConfigError("widen", f"must be at least {least}", f"{hidden_size}x{num_layers}", "Choose a larger size.")
     large = copy.deepcopy(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name in ("num_attention_heads", "num_key_value_heads"):

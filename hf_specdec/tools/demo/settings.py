@@ -171,8 +171,8 @@ class Settings:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Settings of such values; what is missing has its default."""
-        own = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__ and name != "values"}
-        return cls(**own, values={name: value for name, value in fields.items() if name not in own})
+        named = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__ and name != "values"}
+        return cls(**named, values={name: value for name, value in fields.items() if name not in named})
 
     def to_query(self) -> str:
         """Query of a link that opens the page with these settings; what has its default is left out."""

@@ -62,7 +62,7 @@ class HeadRollout(nn.Module):
                 read = embeddings[:, 1 : start + 1], states[:, :start], keys[:, :start]
                 head(*read, mask[:, :, :start, :start], cache, key_positions=keys[:, :start])
         states, mask, positions = states[:, start:], mask[:, :, start:], keys[:, start:]
-        own = torch.eye(states.shape[1], dtype=torch.bool, device=mask.device).expand(len(mask), 1, -1, -1)
+        diagonal = torch.eye(states.shape[1], dtype=torch.bool, device=mask.device).expand(len(mask), 1, -1, -1)
         loss, kept = states.new_zeros((), dtype=torch.float32), real[:, start:-1]
         accepted = []
         for step in range(self.steps):
@@ -78,7 +78,7 @@ class HeadRollout(nn.Module):
             chosen = head.target_ids[logits.argmax(-1)]
             kept = kept & counts & (chosen == _from(input_ids, start + 2 + step, states.shape[1]))
             accepted.append(kept.sum(-1))
-            mask, keys = torch.cat([mask, own], dim=-1), torch.cat([keys, positions + step + 1], dim=1)
+            mask, keys = torch.cat([mask, diagonal], dim=-1), torch.cat([keys, positions + step + 1], dim=1)
         return {"loss": loss, "accepted": torch.stack(accepted, dim=-1), "num_positions": num_positions}
 
     @torch.no_grad()
@@ -122,5 +122,5 @@ def _visible(real: torch.Tensor) -> torch.Tensor:
     """`(N, 1, L - 1, L - 1)` bool: which pairs each pair sees, itself among them; padding is never seen."""
     length = real.shape[1] - 1
     causal = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
-    own = torch.eye(length, dtype=torch.bool, device=real.device)
-    return ((causal & real[:, None, :-1]) | own)[:, None]
+    diagonal = torch.eye(length, dtype=torch.bool, device=real.device)
+    return ((causal & real[:, None, :-1]) | diagonal)[:, None]

@@ -107,19 +107,14 @@ def train_head(
     work = Path(out) / "work"
     args = _arguments(target, work, training_arguments)
     reader = ExampleReader(tokenizer, target.generation_config.bos_token_id, config)
-    items: Sequence[Item] = [None] * config.num_texts if data is None else data[: config.num_texts]
-    entries = [reader.read(item) for item in items]
+    entries = [reader.read(item) for item in ([None] * config.num_texts if data is None else data[: config.num_texts])]
     with args.main_process_first(desc="texts"):
         _begin(work, _settings(target, entries, config, head))
         is_shown = show_progress and args.process_index == 0
         texts = write_texts(target, reader, entries, work / "texts.jsonl", args.seed, is_shown=is_shown)
     learned, held_out = _split(texts, config, args)
     set_seed(args.seed)
-    if head is None:
-        trained = new_head(target, layer_ids, _counts(target, learned.examples), config.draft_vocab_size)
-    else:
-        trained = copy.deepcopy(head).float().requires_grad_(True)
-    trained.train()
+    trained = _begun(head, target, layer_ids, learned, config.draft_vocab_size).train()
     rollout = HeadRollout(trained, target, layer_ids, steps=config.rollout_steps, decay=config.step_decay)
     trainer = _trainer(rollout, args, learned, held_out, config.patience)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)))
@@ -127,6 +122,15 @@ def train_head(
     if trainer.is_world_process_zero():
         save_head(trained.eval().requires_grad_(False).to(target.dtype), out)
     return report
+
+
+def _begun(
+    head: Eagle3Head | None, target: PreTrainedModel, layer_ids: tuple[int, ...], learned: Texts, vocab_size: int | None
+) -> Eagle3Head:
+    """A copy of the head that is trained on, or a new one."""
+    if head is None:
+        return new_head(target, layer_ids, _counts(target, learned.examples), vocab_size)
+    return copy.deepcopy(head).float().requires_grad_(True)
 
 
 def _report(trainer: Trainer) -> HeadReport:
