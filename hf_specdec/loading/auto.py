@@ -104,9 +104,8 @@ class _EnabledAutoModel:
             CheckpointError: the folder is missing, incomplete or damaged.
             ConfigError: a model of another kind, an unknown precision, one that this machine or the checkpoint does not
                 have, a `device_map` with a device that is not here, `precision` next to `dtype` or
-                `quantization_config`, `spec_method` or another argument of `generate`, tensor parallelism next to
-                `device_map` or quantised weights, or
-                `attn_implementation="xformers"` for a model that cannot use it.
+                `quantization_config`, an argument of `generate`, tensor parallelism next to `device_map` or quantised
+                weights, or `attn_implementation="xformers"` for a model that cannot use it.
             MissingExtraError: the precision, or `attn_implementation="xformers"`, needs a package that is missing.
             UnsupportedModelError: the model has no linear layers to quantise.
         """
