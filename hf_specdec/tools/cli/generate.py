@@ -14,10 +14,6 @@ from hf_specdec.tools.command_errors import note
 
 BATCH_SIZE = 8
 COMPARE = "Then measure the method, plain generate, and transformers' prompt lookup or assisted generation."
-TP_PLAN = (
-    "auto: share the target between the processes of this launch: torchrun --nproc-per-node 2 -m hf_specdec ... "
-    "--tp-plan auto."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +57,7 @@ def generate(
     ] = False,
     system: Annotated[str | None, typer.Option(help="With --chat: the system's message.")] = None,
     loading: LoadOptions,
-    tp_plan: Annotated[str | None, typer.Option(help=TP_PLAN)] = None,
+    tp_plan: Annotated[str | None, typer.Option(help="auto: share the target in a launch of torchrun.")] = None,
     method: MethodOptions,
     max_new_tokens: options.MaxNewTokens = 128,
     sampling: SamplingOptions,

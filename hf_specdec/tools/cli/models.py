@@ -29,11 +29,7 @@ def load(
     tp_plan: str | None = None,
     device: torch.device | None = None,
 ) -> tuple[LoadedModel, dict[str, Any]]:
-    """Load what the options name: the model, and the arguments of `generate` that choose the method.
-
-    `tp_plan="auto"` shares the target between the processes of this launch; `device` is that of this process, where
-    several share a job.
-    """
+    """Load the model, and make the arguments of `generate` that choose the method; `device` is this process's alone."""
     if tp_plan is not None and int(os.environ.get("WORLD_SIZE", "1")) < 2:  # of torchrun and accelerate launch
         remedy = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tp-plan auto"
         raise ConfigError("tp_plan", "must be shared by several processes", 1, remedy)

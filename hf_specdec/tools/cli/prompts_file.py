@@ -24,10 +24,7 @@ from hf_specdec.tools.prompt_lines import NotAPromptError, read_line
 
 
 def generate_file(job: Job, prompts_file: Path, out: Path, batch_size: int, *, is_one_model: bool) -> None:
-    """Generate for every prompt that has no result yet; exit with 1 where one failed.
-
-    Processes that share one model go through all prompts together, and the first writes.
-    """
+    """Generate for every prompt that has no result yet; of processes that share one model the first writes."""
     state = processes()
     lines = [line for _, line in lines_of(read_text(prompts_file, "prompts_file"))]
     file = out if is_one_model or state.num_processes == 1 else _file_of(out, state.process_index)
