@@ -12,7 +12,7 @@ Next to these `id`, `question_id` or `task_id` names the prompt, and `task` or `
 that end a chat are left out: the model answers. Knows nothing about tokenizers or models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt.
+    """A prompt.
 
     Attributes:
-        turns (`tuple[str, ...]`): what a user says, one after the other, each answered by the model; a text alone.
+        turns (`tuple[str, ...]`): messages of a user, each answered by the model; or a text alone.
         is_chat (`bool`): whether it goes through the tokenizer's chat template, where there is one.
         before (`tuple[Message, ...]`): messages before the first turn.
-        name (`str | None`): its own id.
-        task (`str | None`): its own task.
     """
 
     turns: tuple[str, ...]
@@ -46,7 +44,7 @@ class PromptLine:
 
     @property
     def text(self) -> str:
-        """The text to continue where there is no chat template: all that is said up to the first answer."""
+        """The text to continue where there is no chat template: all messages up to the first answer."""
         return "\n\n".join([*(message["content"] for message in self.before), self.turns[0]])
 
     @property
@@ -64,26 +62,21 @@ class NotAPromptError(ValueError):
 
 
 def read_line(line: str) -> PromptLine:
-    """The prompt of one line.
-
-    Raises:
-        NotAPromptError: the line has none of the forms, no text, or half of a surrogate pair.
-    """
+    """Read the prompt of a line; raises NotAPromptError."""
     return read_value(json_value(line))
 
 
 def read_value(value: Any) -> PromptLine:
-    """The prompt of a line's JSON value; raises as `read_line`."""
+    """Read the prompt in a line's JSON value; raises NotAPromptError."""
     fields = value if isinstance(value, dict) else {}
     name = next((str(fields[key]) for key in ("id", "question_id", "task_id") if key in fields), None)
     task = next((fields[key] for key in ("task", "category") if isinstance(fields.get(key), str)), None)
-    before: tuple[Message, ...] = ()
+    before: list[Message] = []
     match value:
         case str(text) | {"prompt": str(text)} | {"text": str(text)}:
             turns, is_chat = [text], False
         case {"messages": [*messages]} | {"prompt": [*messages]}:
-            before, turns = _split(messages)
-            is_chat = True
+            (before, turns), is_chat = _split(messages), True
         case {"turns": [*turns]}:
             is_chat = True
         case {"instruction": str(text), "input": str(more)} | {"instruction": str(text), "context": str(more)} if more:
@@ -94,30 +87,25 @@ def read_value(value: Any) -> PromptLine:
             raise NotAPromptError(f"must be {FORMS}")
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise NotAPromptError("must have turns of text, none of them empty")
-    for said in (*(message["content"] for message in before), *turns):
-        if (place := lone_surrogate(said)) is not None:
+    for text in (*(message["content"] for message in before), *turns):
+        if (place := lone_surrogate(text)) is not None:
             raise NotAPromptError(f"must be Unicode text, but character {place} is half of a pair")
-    return PromptLine(tuple(turns), is_chat, before, name, task)
+    return PromptLine(tuple(turns), is_chat, tuple(before), name, task)
 
 
-def _split(messages: Sequence[Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """Messages before the first that the model answers, and what users say from there on.
-
-    Raises:
-        NotAPromptError: one is no message, none is a user's, or a later one has an answer.
-    """
+def _split(messages: list[Any]) -> tuple[list[Message], list[str]]:
+    """Messages before the first that the model answers, and texts of users from there on."""
     for message in messages:
         match message:
             case {"role": str(role), "content": str()} if role in ROLES:
                 pass
             case _:
                 raise NotAPromptError(f'must have messages with "role" ({", ".join(ROLES)}) and "content", a text')
-    kept = list(messages)
-    while kept and kept[-1]["role"] == "assistant":
-        kept.pop()
-    start = len(kept)
-    while start and kept[start - 1]["role"] == "user":
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    start = len(messages)
+    while start and messages[start - 1]["role"] == "user":
         start -= 1
-    if start == len(kept):
+    if start == len(messages):
         raise NotAPromptError("must end with a message of a user, answers left out")
-    return tuple(kept[:start]), [message["content"] for message in kept[start:]]
+    return messages[:start], [message["content"] for message in messages[start:]]

@@ -3,11 +3,12 @@
 import copy
 import re
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,20 +23,18 @@ SHIPPED = Path(__file__).parent / "articles.jsonl"
 CHAT_TEMPLATE = "Summarize the following article in a few sentences.\n\n{article}"
 TEXT_TEMPLATE = "{article}\n\nTL;DR:"
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")  # words, pairs, longest subsequence, the same by sentence
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")  # rougeLsum goes by lines
 
 
-@dataclass(frozen=True, slots=True)
-class Article:
+class Article(NamedTuple):
     """An article and the summary of a person."""
 
     text: str
     reference: str
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What one way to generate wrote of one article."""
+class Summary(NamedTuple):
+    """A summary of an article, and the time that it took."""
 
     token_ids: list[int]
     text: str
@@ -43,11 +42,7 @@ class Summary:
 
 
 def read_articles(path: Path | None, *, limit: int | None = None) -> list[Article]:
-    """The articles of a `.jsonl` or `.jsonl.gz` file; those that ship with the package where `path` is `None`.
-
-    Raises:
-        ConfigError: there is no such file, or a line of it is no article.
-    """
+    """Read the articles of a `.jsonl` or `.jsonl.gz` file, by default those that ship with the package."""
     articles = []
     for number, line in lines_of(read_text(path or SHIPPED, "--articles")):
         match json_value(line):
@@ -66,7 +61,7 @@ class Summarizer:
     """A model that writes summaries.
 
     Attributes:
-        options (`Mapping[str, Any]`): keyword arguments of `generate` that all ways share.
+        options (`Mapping[str, Any]`): arguments of `generate` for every summary.
         seed (`int`): set before each call.
         max_input_tokens (`int`): of one article; the rest of it is left out.
         template (`str | None`): the prompt of an article, with `{article}` in it; it is a user's message where the
@@ -85,8 +80,8 @@ class Summarizer:
             raise ConfigError("prompt_template", "must contain {article}", self.template, "Say where the text goes.")
 
     def prompt(self, article: Article) -> str:
-        """The text that the model continues."""
-        is_chat = getattr(self.tokenizer, "chat_template", None) is not None
+        """Return the text that the model continues."""
+        is_chat = self.tokenizer.chat_template is not None
         template = self.template or (CHAT_TEMPLATE if is_chat else TEXT_TEMPLATE)
         ids = self.tokenizer(article.text, add_special_tokens=False, verbose=False)["input_ids"]
         text = article.text
@@ -96,15 +91,12 @@ class Summarizer:
         return chat_text(self.tokenizer, [{"role": "user", "content": content}]) if is_chat else content
 
     def write(self, article: Article, method: Mapping[str, Any]) -> Summary:
-        """Summarise one article; `method` holds the arguments of `generate` that choose the way.
-
-        Raises:
-            ConfigError: the model has no positions for article and summary.
-        """
-        is_chat = getattr(self.tokenizer, "chat_template", None) is not None
-        encoded = self.tokenizer(self.prompt(article), add_special_tokens=not is_chat, return_tensors="pt")
+        """Summarise an article by the arguments of `generate` that choose a method."""
+        is_text = self.tokenizer.chat_template is None
+        encoded = self.tokenizer(self.prompt(article), add_special_tokens=is_text, return_tensors="pt")
         inputs = {name: encoded[name].to(input_device(self.model)) for name in ("input_ids", "attention_mask")}
-        length, new, positions = inputs["input_ids"].shape[1], self.options["max_new_tokens"], self._positions
+        length, new = inputs["input_ids"].shape[1], self.options["max_new_tokens"]
+        positions = max_positions(self.model.config)
         if positions is not None and length + new > positions:
             rule = f"must leave room for {new} new tokens within the model's {positions} positions"
             raise ConfigError("max_input_tokens", rule, self.max_input_tokens, "Take fewer.")
@@ -115,27 +107,20 @@ class Summarizer:
         seconds = time.perf_counter() - started
         return Summary(token_ids, self.tokenizer.decode(token_ids, skip_special_tokens=True).strip(), seconds)
 
-    @property
-    def _positions(self) -> int | None:
-        return max_positions(self.model.config)
-
 
 def summarize_all(
     summarizer: Summarizer, articles: Sequence[Article], ways: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[Summary]]:
-    """Summarise all articles by every way in turn, after one article to warm up.
-
-    Each way goes first equally often. What the model remembers of the warm-up is forgotten.
-    """
+    """Summarise articles by every way in turn, each first equally often, after a warm-up that is forgotten."""
     with using_method_state(summarizer.model, copy.deepcopy(state_of(summarizer.model).method_state)):
         for method in ways.values():
             summarizer.write(articles[0], method)
     written: dict[str, list[Summary]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn, article in enumerate(articles):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    names = deque(ways)
+    for article in articles:
+        for name in names:
             written[name].append(summarizer.write(article, ways[name]))
+        names.rotate(-1)
     return written
 
 
@@ -145,7 +130,7 @@ def check_rouge() -> None:
 
 
 def score_rows(written: Mapping[str, Sequence[Summary]], articles: Sequence[Article]) -> list[dict[str, Any]]:
-    """A row of JSON values for each way, plain generation first: ROUGE scores, tokens a second, equality, texts."""
+    """Return a row of JSON values for each way, plain generation first: ROUGE, tokens a second, equality, texts."""
     plain, *_ = written.values()
     references = [article.reference for article in articles]
     return [
@@ -162,15 +147,10 @@ def score_rows(written: Mapping[str, Sequence[Summary]], articles: Sequence[Arti
 
 
 def score(summaries: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Compare every summary with its reference: mean F-measures over all, from 0 to 100, of each of `ROUGE`."""
+    """Return the mean F-measures of summaries, from 0 to 100, for each kind of ROUGE."""
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(ROUGE))
-    pairs = zip(map(_by_sentence, references), map(_by_sentence, summaries), strict=True)
-    scores = [scorer.score(reference, summary) for reference, summary in pairs]
+    texts = ([SENTENCE_END.sub("\n", text.strip()) for text in column] for column in (references, summaries))
+    scores = [scorer.score(reference, summary) for reference, summary in zip(*texts, strict=True)]
     return {kind: 100 * fmean(score[kind].fmeasure for score in scores) for kind in ROUGE}
-
-
-def _by_sentence(text: str) -> str:
-    """The text with one sentence a line, which rougeLsum goes by."""
-    return SENTENCE_END.sub("\n", text.strip())
