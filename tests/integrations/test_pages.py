@@ -25,10 +25,11 @@ def no_cluster() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("page", "packages"),
     [
-        ("pipeline.md", ("langchain_huggingface", "peft", "trl")),
-        ("outlines.md", ("xgrammar", "outlines")),
-        ("lm-eval.md", ("lm_eval",)),
-        ("ray.md", ("ray",)),
+        (
+            "other-libraries.md",
+            ("langchain_huggingface", "trl", "outlines", "lm_eval", "smolagents"),
+        ),
+        ("many-prompts.md", ("ray",)),
     ],
 )
 def test_every_block_runs_as_written(

@@ -3,14 +3,12 @@
 import copy
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
-import hf_specdec
 from hf_specdec.tools.serve.protocol import ChatRequest
 from hf_specdec.tools.serve.requests import RequestReader
 from tests.helpers.support import plain
@@ -143,25 +141,3 @@ def test_parse_of_the_real_client_gives_an_object(caller: openai.OpenAI) -> None
     }
     text = caller.chat.completions.create(**options, response_format=form).choices[0].message.content
     assert set(json.loads(text or "")) == {"a"}, "what llguidance cannot follow is left out where it is not strict"
-
-
-def test_many_streams_at_once_follow_a_schema_each(caller: openai.OpenAI, target: Any, tool_tokenizer: Any) -> None:
-    """Each is plain generation's under its own grammar, whoever shares the batch."""
-
-    def schema(number: int) -> dict[str, Any]:
-        properties = {f"key{number}": {"type": "string", "maxLength": 4 + number % 3}}
-        return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-
-    def stream(number: int) -> str:
-        form: Any = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema(number)}}
-        options: dict[str, Any] = {"max_tokens": 30, "temperature": 0, "stream": True, "response_format": form}
-        events = caller.chat.completions.create(model=NAME, messages=MESSAGES, **options)
-        return "".join(event.choices[0].delta.content or "" for event in events)
-
-    with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(stream, range(8)))
-    ids = tool_tokenizer.apply_chat_template(MESSAGES, return_dict=True, return_tensors="pt")["input_ids"]
-    for number, text in enumerate(texts):
-        processor = hf_specdec.grammar(tool_tokenizer, json_schema=schema(number))
-        alone = plain(target, ids, max_new_tokens=30, do_sample=False, logits_processor=[processor])
-        assert text == tool_tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)

@@ -6,7 +6,9 @@ from typing import Any
 import openai
 import pytest
 import torch
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.heads import random_head
 from tests.helpers.support import plain
 from tests.serve.conftest import NAME, connected, serving
@@ -45,10 +47,11 @@ def test_a_completion_is_plain_generation_s(
 def test_a_chat_is_asked_through_the_template(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
     options: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}
     wanted = expected(target, chat_tokenizer, CHAT_PROMPT, max_new_tokens=12)
-    assert client.chat.completions.create(**options).choices[0].message.content == wanted
+    whole = client.chat.completions.create(**options)
+    assert ChatCompletion.model_validate(whole.model_dump()).choices[0].message.content == wanted
     events: Any = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert "".join(event.choices[0].delta.content or "" for event in events[:-1]) == wanted
-    assert events[0].choices[0].delta.role == "assistant"
+    assert ChatCompletionChunk.model_validate(events[0].model_dump()).choices[0].delta.role == "assistant"
     assert events[-2].choices[0].finish_reason == "length"
     assert events[-1].usage.completion_tokens == 12
 
@@ -154,8 +157,8 @@ def test_requests_learn_from_others_and_share_prefixes_where_that_is_wanted(
 ) -> None:
     """Else drafts come from the request alone, and keys and values from requests of the same API key."""
     system = {"role": "system", "content": "Answer in few words. " * 10}
-    answers = []
-    with serving(target, chat_tokenizer, api_keys=("ann", "bob"), shares_texts=is_shared, spec_method="auto") as url:
+    answers, method = [], {"spec_method": "prompt_lookup", "spec_config": PromptLookupConfig(pool="shared")}
+    with serving(target, chat_tokenizer, api_keys=("ann", "bob"), shares_texts=is_shared, **method) as url:
         for key in ("ann", "ann", "bob"):
             with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
                 options: dict[str, Any] = {"model": NAME, "messages": [system, *MESSAGES], "temperature": 0}
@@ -164,7 +167,7 @@ def test_requests_learn_from_others_and_share_prefixes_where_that_is_wanted(
     cached: Any = [answer.usage.prompt_tokens_details.cached_tokens for answer in answers]  # type: ignore[union-attr]
     assert (cached[0], cached[1] > 40, cached[2] > 40) == (0, True, is_shared)
     first, _, other = (spec_stats(answer)["num_drafts"] for answer in answers)
-    assert other < 0.6 * first if is_shared else other > 0.6 * first
+    assert other < 0.6 * first if is_shared else other == first
 
 
 def streaming(client: openai.OpenAI, prompt: str) -> openai.Stream[Any]:

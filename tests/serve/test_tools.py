@@ -170,6 +170,10 @@ def called(arguments: str) -> dict[str, Any]:
     return {"messages": [USER, {"role": "assistant", "tool_calls": [call]}]}
 
 
+STRICT = {**TOOLS[0], "function": {"name": "f", "strict": True}}
+JSON = {"response_format": {"type": "json_object"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -181,13 +185,10 @@ def called(arguments: str) -> dict[str, Any]:
         (called('{"a": "\\ud800"}'), "function.arguments: Invalid JSON"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "must be variables of the template"),
         ({"chat_template_kwargs": {"messages": []}}, "must be messages that the chat template takes"),
-        ({"chat_template_kwargs": {"self": 1}}, "must be messages that the chat template takes"),
         ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools.0.function.name"),
         ({"tool_choice": "required"}, "tool_choice must be one of tools"),
-        (
-            {"tools": [{**TOOLS[0], "function": {"name": "f", "strict": True}}]},
-            "`tools` must not be strict where <tool_call>",
-        ),
+        ({"tools": TOOLS, **JSON}, "response_format must be text where tools are offered"),
+        ({"tools": [STRICT]}, "`tools` must not be strict where <tool_call> is no token"),
     ],
 )
 def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[str, Any], text: str) -> None:
@@ -197,7 +198,7 @@ def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[
 
 @pytest.mark.parametrize(
     ("template", "text"),
-    [("{{ messages }}", "the chat template takes none"), ("{{ tools }}", "or shows no <tool_call>")],
+    [("{{ messages }}", "the chat template takes none"), ("{{ tools }}", "no template shows how calls")],
 )
 def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))

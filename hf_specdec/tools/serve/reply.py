@@ -55,7 +55,7 @@ class Reply:
             "prompt_tokens": num_prompt,
             "completion_tokens": num_new,
             "total_tokens": num_prompt + num_new,
-            "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": stats.num_accepted_tokens,
                 "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,

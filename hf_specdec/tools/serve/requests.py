@@ -94,7 +94,7 @@ class RequestReader:
         if tools:
             template = self.tokenizer.get_chat_template(tools=tools)
             if "tools" not in template or not self.chat_format.call_fields:
-                rule = f"must be unset: the chat template takes none, or shows no {CALL} and no response_template does"
+                rule = "must be unset: the chat template takes none, or no template shows how calls are written"
                 raise ConfigError("tools", rule, [tool["function"]["name"] for tool in tools], "Leave them out.")
             options = {"tools": tools, **options}
         text = chat_text(self.tokenizer, [message.for_template() for message in request.messages], **options)

@@ -87,8 +87,8 @@ class ResponsesReply(Reply):
         self._response = {
             "parallel_tool_calls": True,
             "tool_choice": "auto",
-            "tools": [],
             **request.model_dump(exclude_unset=True, exclude={"input", "stream", "include", "max_tokens"}),
+            "tools": [{"parameters": None, "strict": None, **tool} for tool in request.tools],
             "max_output_tokens": request.max_tokens,
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
