@@ -28,6 +28,7 @@ from transformers.masking_utils import (
     AttentionMaskInterface,
     create_masks_for_generate,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.generation import has_own_cache
@@ -108,6 +109,11 @@ def mask_config(config: Any) -> Any:
     text = text_config(config)
     is_part = text is config or not config.is_encoder_decoder or any(value is text for value in vars(config).values())
     return text if is_part else config
+
+
+def attention_functions() -> tuple[dict[str, Any], ...]:
+    """The functions of all attention implementations, by name: those of models, and those that were registered."""
+    return ALL_ATTENTION_FUNCTIONS._local_mapping, AttentionInterface._global_mapping
 
 
 def attention_implementation(config: Any) -> str | None:

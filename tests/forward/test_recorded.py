@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -21,6 +22,9 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import hf_specdec
 from hf_specdec.forward.recorded import forwards
@@ -333,6 +337,45 @@ def test_foreign_code_is_named_and_not_recorded() -> None:
     output = generated(model)
     assert output.spec_stats.num_replayed == 0
     assert output.spec_stats.record_reason == "Foreign is not torch's or transformers'"
+
+
+@pytest.mark.parametrize("reader", ["tolist", "numpy", "item"])
+def test_a_forward_that_reads_numbers_is_not_recorded(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = LlamaMLP.forward
+
+    def reading(self: Any, x: torch.Tensor) -> torch.Tensor:
+        number = getattr(x.float().sum(), reader)()
+        return forward(self, x) * (1.0 if float(number) > 0 else 0.5)
+
+    reading.__module__ = LlamaMLP.__module__
+    monkeypatch.setattr(LlamaMLP, "forward", reading)
+    expected, output = unrecorded(model_of()), generated(model_of())
+    assert output.spec_stats.num_replayed == 0
+    assert "reads numbers of a tensor" in str(output.spec_stats.record_reason)
+    assert output.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_functions_of_a_models_file_that_change_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    assert generated(model).spec_stats.num_replayed > 0
+    rotate = modeling_llama.rotate_half
+    monkeypatch.setattr(modeling_llama, "rotate_half", lambda x: -rotate(x))
+    output, expected = generated(model, output_logits=True), unrecorded(model_of(), output_logits=True)
+    assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
+
+
+def test_attention_that_is_registered_anew_is_seen() -> None:
+    def half(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return sdpa_attention_forward(module, query * 0.5, *args, **kwargs)
+
+    model = model_of()
+    assert generated(model).spec_stats.num_replayed > 0
+    try:
+        transformers.AttentionInterface.register("sdpa", half)
+        output, expected = generated(model, output_logits=True), unrecorded(model_of(), output_logits=True)
+        assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
+    finally:
+        transformers.AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
 def test_short_calls_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ class RecordedForwards:
     ) -> Any:
         """The model's forward, recorded."""
         trace = Trace(tensors_of_modules(model), arguments, masks)
-        with trace, recording(trace):
+        with trace.noting(), recording(trace):
             outputs = compute()
         kind.returns = type(outputs)
         record = trace.record(tokens, _refs_of(dict(outputs), trace))

@@ -1,5 +1,6 @@
 """Notices that a model is no longer the one whose forward was recorded."""
 
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -8,9 +9,11 @@ import torch
 from transformers import PreTrainedConfig
 
 from hf_specdec.common.replaced import Replacement
+from hf_specdec.compat.attention import attention_functions
 from hf_specdec.compat.modules import modules_of
 from hf_specdec.kernels import cpu
 
+MODELS = "transformers.models."
 KNOWN = ("hf_specdec.", "torch.", "transformers.")  # packages whose forwards depend on modules and arguments alone
 
 
@@ -39,6 +42,8 @@ def tensors_of_modules(model: torch.nn.Module) -> list[torch.Tensor]:
 class Guard:
     """A model's modules as they are now: attributes, configurations, weights, hooks, and where the weights are.
 
+    The functions that their files and transformers' attention have by name belong to them.
+
     A weight that changes in place stays the same; what is replaced, moved, added or switched does not.
     """
 
@@ -46,8 +51,10 @@ class Guard:
         self._modules = modules_of(model)
         configs = {id(config): vars(config) for config in map(_config_of, self._modules) if config is not None}
         groups = [group for module in self._modules for group in _groups_of(module)]
-        self._groups = (*groups, *configs.values())
         self._types: list[Any] = list(map(type, self._modules))
+        files = {cls.__module__ for cls in self._types if cls.__module__.startswith(MODELS)}
+        globals_of_files = [vars(sys.modules[name]) for name in sorted(files & sys.modules.keys())]
+        self._groups = (*groups, *configs.values(), *globals_of_files, *attention_functions())
         self._forwards = [(cls, cls.forward) for cls in set(self._types)]
         values = chain.from_iterable(map(dict.values, self._groups))
         self._values = tuple(value for value in values if not isinstance(value, Replacement))

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hf_specdec.compat.modules import Operator, TorchDispatchMode, operator_of, storage_of
+
+READERS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
 
 
 class NotRecordable(Exception):
@@ -164,6 +167,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """A block whose operations of torch are noted, and in which reading numbers into Python is an error."""
+        with self, _NoReading(self):
+            yield
+
+    @property
+    def is_paused(self) -> bool:
+        """Returns whether nothing is noted now."""
+        return self._paused
+
+    @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """See `Recorder`."""
         outer, self._paused = self._paused, True
@@ -281,6 +295,22 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._moving[_place(tensor)] = name
         self._moving_storages.add(storage_of(tensor))
         self._kept.append(tensor)
+
+
+class _NoReading(TorchFunctionMode):
+    """Raises where a forward reads a tensor's numbers by methods that no dispatch mode sees."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute a function."""
+        if (name := getattr(func, "__name__", "")) in READERS and not self._trace.is_paused:
+            raise NotRecordable(f"its forward reads numbers of a tensor ({name})")
+        return func(*args, **(kwargs or {}))
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
