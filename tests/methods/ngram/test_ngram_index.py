@@ -2,11 +2,12 @@
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
 
-from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngram.index import NgramIndex, TopCounts
 from hf_specdec.methods.common.ngram.pool import NgramPool
 
 
@@ -128,3 +129,17 @@ def test_another_bound_keeps_the_newest_texts(bound: int) -> None:
     assert len(kept) == {2_000: 15, 60: 6, 20: 2, 1: 0}[bound]
     pool.add([5, 6])
     assert len(pool.search([5], limit=1)) == (bound >= 20)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_ranking_holds_the_largest_counts_while_they_grow(seed: int) -> None:
+    rng, counts, reference = random.Random(seed), TopCounts(size=4), Counter[int]()
+    for _ in range(300):
+        token = int(rng.paretovariate(1)) % 12
+        counts.add(token)
+        reference[token] += 1
+        shares = counts.shares()
+        assert list(shares.values()) == [
+            count / (reference.total() + 4) for count in sorted(reference.values(), reverse=True)[:4]
+        ]
+        assert all(shares[token] == reference[token] / (reference.total() + 4) for token in shares)
