@@ -29,7 +29,7 @@ def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
     seen: dict[Hashable, Any] = {}
 
     @functools.wraps(probe)
-    def found(model: Any, *args: Any) -> Any:
+    def probed(model: Any, *args: Any) -> Any:
         if not all(arg is None or isinstance(arg, str | int) for arg in args):
             return probe(model, *args)
         now = fingerprint(model)
@@ -46,7 +46,7 @@ def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
             here.counting.by_torch |= attended.by_torch
         return result
 
-    return found
+    return probed
 
 
 @torch.no_grad()

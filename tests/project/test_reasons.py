@@ -41,7 +41,7 @@ def reasons() -> list[str]:
     return [text for text in result if text]
 
 
-def known() -> list[str]:
+def patterns() -> list[str]:
     """The patterns of the guide's table."""
     text = (ROOT / "docs/guides/troubleshooting.md").read_text("utf-8")
     table = text.partition("| `plain_reason` |")[2].partition("\n\n")[0]
@@ -57,7 +57,7 @@ def matches(pattern: str, reason: str) -> bool:
 
 @pytest.mark.parametrize("reason", reasons())
 def test_a_reason_is_in_the_table_of_the_guide(reason: str) -> None:
-    assert any(matches(pattern, reason) for pattern in known())
+    assert any(matches(pattern, reason) for pattern in patterns())
 
 
 def test_reasons_are_found() -> None:
