@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_specdec.tools.serve.calls import ChatFormat
@@ -77,6 +77,7 @@ def test_calls_are_parsed_whatever_the_pieces(
     assert parsed(chat_tokenizer, name, text, size) == (content, calls)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=list('</tool_call>};{[TOOL_CALLS]"\\\n é'), max_size=40), st.integers(1, 9))
 def test_arguments_may_hold_every_marker(chat_tokenizer: Any, text: str, size: int) -> None:
     """Also those that end a call: the call ends where its JSON does."""

@@ -96,7 +96,7 @@ class SpecTextGenerator:
         ids = self._ids(rows)
         results = await asyncio.gather(*(self._generate(prompt, ids[row]) for row, prompt in enumerate(prompts)))
         texts = np.array([result.text or "" for result in results], dtype=object)
-        errors = np.array([_told(result) for result in results], dtype=object)
+        errors = np.array([_error_text(result) for result in results], dtype=object)
         yield {**rows, self.text_column: texts, self.error_column: errors}
 
     async def _generate(self, prompt: Any, number: int) -> ManyResult:
@@ -116,11 +116,11 @@ class SpecTextGenerator:
         """The rows' numbers; where nothing is sampled they are not needed."""
         if not self.samples:
             return [0] * len(rows[self.prompt_column])
-        found = np.asarray(rows.get(str(self.id_column), []))
-        if found.dtype.kind not in "iu" or len(found) == 0:
+        ids = np.asarray(rows.get(str(self.id_column), []))
+        if ids.dtype.kind not in "iu" or len(ids) == 0:
             remedy = "Name a column of whole numbers."
             raise ConfigError("id_column", "must hold whole numbers where texts are sampled", self.id_column, remedy)
-        return [int(number) for number in found]
+        return [int(number) for number in ids]
 
 
 def generate_texts(
@@ -152,7 +152,7 @@ def generate_texts(
     )
 
 
-def _told(result: ManyResult) -> str:
+def _error_text(result: ManyResult) -> str:
     """A row's error on one line."""
     error = result.error
     return "" if error is None else " ".join(str(error).split()) or type(error).__name__

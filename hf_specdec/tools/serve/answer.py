@@ -20,12 +20,7 @@ INCOMPLETE = "\ufffd"  # what a tokenizer makes of the first bytes of a characte
 
 
 class Answer:
-    """What a model answers, as it is decided; the stopping criterion of its text.
-
-    Attributes:
-        message (`dict`): all that is certain so far, as a delta.
-        finish_reason (`str`): reason of its end, once it has ended.
-    """
+    """What a model answers, as it is decided; the stopping criterion of its text."""
 
     row_safe = True
 
@@ -39,7 +34,7 @@ class Answer:
         self._is_single = chat is not None and not chat.parallel_tool_calls
         has_scores = chat is not None and (chat.logprobs or chat.top_logprobs is not None)
         self._scores = TokenScores(reader.tokenizer, chat.top_logprobs or 0) if chat and has_scores else None
-        self.message: Delta = {"content": ""}
+        self.message: Delta = {"content": ""}  # all that is certain so far
         self.finish_reason, self.first_token_time, self.prompt_tokens = "", 0.0, len(ids)
         self._max_length, self._num_seen, self._has_ended = len(ids) + inputs["max_new_tokens"], len(ids), False
         self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[Delta | None]()

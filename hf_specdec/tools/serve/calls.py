@@ -85,10 +85,7 @@ class ChatFormat:
 
 
 class ChatParser:
-    """Splits one answer into text, reasoning and tool calls, as OpenAI's deltas. What is no call is text.
-
-    Without a parser of transformers, made for the fields of a response template, all is text.
-    """
+    """Splits one answer into text, reasoning and tool calls, as OpenAI's deltas. What is no call is text."""
 
     def __init__(self, parser: Any = None, fields: dict[str, Any] | None = None) -> None:
         self._parser, self.fields = parser, fields or {}
