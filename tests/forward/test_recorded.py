@@ -7,78 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.llama import modeling_llama
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 import hf_specdec
 from hf_specdec.forward.recorded import forwards
-from hf_specdec.forward.recorded.guard import foreign_part
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.huge_pages import use_huge_pages
+from tests.helpers.recorded import MODELS, PROMPT, SIZES, generated, model_of, unrecorded
 
 pytestmark = pytest.mark.skipif(cpu.why_unused() is not None, reason="forwards are recorded where the core computes")
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
-
-
-def llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
-
-
-def gemma() -> Gemma3ForCausalLM:
-    kinds = ["sliding_attention", "full_attention"]
-    return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=kinds))
-
-
-def qwen3_moe() -> Qwen3MoeForCausalLM:
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, initializer_range=0.2)
-    )
-
-
-def gpt2() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=128, n_positions=512, n_embd=64, n_layer=2, n_head=4, eos_token_id=None)
-    )
-
-
-MODELS = {
-    "llama": llama,
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
-    "gemma3": gemma,
-    "qwen3_moe": qwen3_moe,
-    "gpt2": gpt2,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -86,26 +26,6 @@ def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards are recorded when they are first seen."""
     monkeypatch.setattr(forwards, "LEAST_FORWARDS", 1)
     monkeypatch.setattr(forwards, "LEAST_OF_KIND", 1)
-
-
-def model_of(name: str = "llama", dtype: torch.dtype = torch.bfloat16) -> Any:
-    torch.manual_seed(0)
-    model: Any = MODELS[name]().to(dtype).eval()
-    model.generation_config.eos_token_id = None
-    return hf_specdec.enable(model)
-
-
-def generated(model: Any, method: str = "plain", ids: torch.Tensor = PROMPT, **kwargs: Any) -> Any:
-    torch.manual_seed(3)
-    options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True} | kwargs
-    return model.generate(ids, attention_mask=ids.ne(0).long(), spec_method=method, **options)
-
-
-def unrecorded(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same by the model's own code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forwards, "LEAST_FORWARDS", 1 << 30)
-        return generated(model, *args, **kwargs)
 
 
 @pytest.mark.parametrize("method", ["plain", "prompt_lookup", "lookahead", "auto"])
@@ -289,13 +209,6 @@ def test_two_threads_of_the_core_share_a_forward() -> None:
     assert output.sequences.tolist() == expected and output.spec_stats.num_replayed > 0
 
 
-class Foreign(torch.nn.Module):
-    """A module whose code may do anything."""
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return states
-
-
 def test_programs_between_two_that_were_compared_give_the_models_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
     compare = forwards.RecordedForwards._compare
@@ -328,54 +241,6 @@ def test_functions_of_halves_are_looked_up_with_the_models_bits(function: str, d
     expected, output = unrecorded(model(), **options), generated(model(), **options)
     assert output.spec_stats.num_replayed > 12
     assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
-
-
-def test_foreign_code_is_named_and_not_recorded() -> None:
-    model = model_of()
-    model.model.layers[0].mlp.act_fn = Foreign()
-    assert foreign_part(model) == "Foreign"
-    output = generated(model)
-    assert output.spec_stats.num_replayed == 0
-    assert output.spec_stats.record_reason == "Foreign is not torch's or transformers'"
-
-
-@pytest.mark.parametrize("reader", ["tolist", "numpy", "item"])
-def test_a_forward_that_reads_numbers_is_not_recorded(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = LlamaMLP.forward
-
-    def reading(self: Any, x: torch.Tensor) -> torch.Tensor:
-        number = getattr(x.float().sum(), reader)()
-        return forward(self, x) * (1.0 if float(number) > 0 else 0.5)
-
-    reading.__module__ = LlamaMLP.__module__
-    monkeypatch.setattr(LlamaMLP, "forward", reading)
-    expected, output = unrecorded(model_of()), generated(model_of())
-    assert output.spec_stats.num_replayed == 0
-    assert "reads numbers of a tensor" in str(output.spec_stats.record_reason)
-    assert output.sequences.tolist() == expected.sequences.tolist()
-
-
-def test_functions_of_a_models_file_that_change_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of()
-    assert generated(model).spec_stats.num_replayed > 0
-    rotate = modeling_llama.rotate_half
-    monkeypatch.setattr(modeling_llama, "rotate_half", lambda x: -rotate(x))
-    output, expected = generated(model, output_logits=True), unrecorded(model_of(), output_logits=True)
-    assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
-
-
-def test_attention_that_is_registered_anew_is_seen() -> None:
-    def half(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return sdpa_attention_forward(module, query * 0.5, *args, **kwargs)
-
-    model = model_of()
-    assert generated(model).spec_stats.num_replayed > 0
-    try:
-        transformers.AttentionInterface.register("sdpa", half)
-        output, expected = generated(model, output_logits=True), unrecorded(model_of(), output_logits=True)
-        assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
-    finally:
-        transformers.AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
 def test_short_calls_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
