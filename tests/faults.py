@@ -70,7 +70,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
-    LENGTHS: ("promise/models/test_length_rules.py",),
+    LENGTHS: ("promise/models/test_length_rules.py promise/models/test_phi4_multimodal.py",),
     ROTARY: ("promise/models/test_long_texts.py",),
     OWN_FORWARD: ("kernels/test_few_token.py",),
     REPLACED: ("forward/test_replaced.py",),
