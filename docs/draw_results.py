@@ -66,10 +66,12 @@ def speeds_of(records: list[dict[str, Any]]) -> Any:
 def table_of(records: list[dict[str, Any]]) -> str:
     """README's table: the rows of `LINES`."""
     table = speed_table(records, by_cpu_time=True)
-    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---|" * len(COLUMNS)]
+    columns = {name: label for name, label in COLUMNS.items() if name in table}
+    lines = ["| | " + " | ".join(columns.values()) + " |", "|---|" + "---|" * len(columns)]
     for row, label in LINES.items():
         if row in table.index:
-            lines.append(f"| {label} | " + " | ".join(f"{table.loc[row, name]:.2f}" for name in COLUMNS) + " |")
+            figures = [f"{figure:.2f}" if figure == figure else "" for figure in table.loc[row, list(columns)]]
+            lines.append(f"| {label} | " + " | ".join(figures) + " |")
     return "\n".join(lines) + "\n"
 
 
