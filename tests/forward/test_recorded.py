@@ -31,7 +31,7 @@ def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["plain", "prompt_lookup", "lookahead", "auto"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.pairwise
+@pytest.mark.each_value
 def test_replayed_forwards_write_the_models_text(name: str, dtype: torch.dtype, method: str) -> None:
     model = model_of(name, dtype)
     for options in ({}, {"do_sample": True, "temperature": 0.7}):

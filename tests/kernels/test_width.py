@@ -80,6 +80,7 @@ def test_attention_depends_on_what_a_query_sees(dtype: torch.dtype, seed: int) -
     assert torch.equal(together()[1, place], alone()[0, 0])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("family", [*EXACT, *NARROW, *EXPERTS, *PLAIN_FUNCTIONS, *OWN_PRODUCTS, "lfm2", "t5"])
 @pytest.mark.parametrize("rows", [1, 3])
@@ -94,6 +95,7 @@ def test_so_are_they_with_the_models_own_attention_functions(family: str, rows: 
         check_trees(model, rows)
 
 
+@pytest.mark.at_most(6)
 @pytest.mark.parametrize("model_type", [*WIDE, *RECURRENT])
 def test_so_are_they_in_models_of_other_kinds(model_type: str) -> None:
     model = build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16)
@@ -153,6 +155,7 @@ def check_trees(model: Any, rows: int) -> None:
     assert drafted.spec_stats.plan.rounding_reason is None
 
 
+@pytest.mark.at_most(2)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", [*PLAIN_FUNCTIONS, *OWN_PRODUCTS, "deepseek_v3"])
@@ -160,6 +163,7 @@ def test_every_method_writes_one_text(family: str, do_sample: bool, rows: int) -
     check_texts(family_model(family, torch.bfloat16), rows, do_sample=do_sample)
 
 
+@pytest.mark.at_most(1)
 @pytest.mark.parametrize("model_type", wide_but(["mamba", "mamba2", "qwen3_5"], RECURRENT))
 def test_so_it_does_with_recurrent_layers(model_type: str) -> None:
     model = hf_specdec.enable(build(shrunk(model_type), "causal", 0.15).to(torch.bfloat16))
