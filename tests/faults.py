@@ -232,7 +232,6 @@ MUTANTS = (
         'or not type(item).__module__.startswith(("transformers.", "hf_specdec."))',
         "or False",
     ),
-    Mutant("guards are left out next to hooks", FINGERPRINT, "if hooks_of(module) or not all(", "if not all("),
     Mutant("guards are left out in any class", FINGERPRINT, "return all(cls.forward", "return True or all(cls.forward"),
     Mutant("guards are checked in each step", CHECKED, "if alike in self.steps:", "if False:"),
     Mutant(

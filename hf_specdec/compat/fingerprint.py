@@ -107,10 +107,10 @@ def hooks_of(module: torch.nn.Module) -> tuple[Hashable, ...]:
 
 
 def is_library_code(module: torch.nn.Module) -> bool:
-    """Returns whether forwards run no hook, class or function that torch, transformers and this package do not have."""
+    """Returns whether forwards run no class or function that torch, transformers and this package do not have."""
     parts = modules_of(module)
     forwards = [forward for part in parts if (forward := vars(part).get("forward")) is not None]
-    if hooks_of(module) or not all(map(_is_harmless, forwards)):
+    if not all(map(_is_harmless, forwards)):
         return False
     return all(cls.forward.__module__.startswith(LIBRARIES) for cls in {type(part) for part in parts})
 

@@ -110,9 +110,10 @@ class StepRunner(SingleProcess):
         # A step that compiles, times kernels, records a forward or computes twice tells nothing of costs.
         is_timed = before != self._compile_seconds or num_trials != batch.num_trials
         is_usual = batch.target.forwards.is_usual and not (is_timed or is_repeated)
+        learns = budget is not None and (is_usual or budget.costs.is_fixed)  # fixed: the same whatever was recorded
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(
-            self._record, sequences, trees, results, num_live, seconds, budget if is_usual else None
+            self._record, sequences, trees, results, num_live, seconds, budget if learns else None
         )
         is_observed = self.observer is not None or any(sequence.observer is not None for sequence in sequences)
         has_ended = any(

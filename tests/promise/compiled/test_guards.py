@@ -163,7 +163,6 @@ def texts_with(model: Any, graphs: list[Any], caller: str) -> tuple[list[int], l
     return texts[0], texts[1]
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.parametrize("caller", CALLERS)
 def test_what_a_callers_code_changes_in_the_model_counts_at_once(model: Any, graphs: list[Any], caller: str) -> None:
     expected, compiled = texts_with(model, graphs, caller)
