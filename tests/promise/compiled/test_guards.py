@@ -62,9 +62,8 @@ class CountingMLP(torch.nn.Module):
         return self.inner(states) * (-30 if self.calls > 2 else 1)
 
 
-@pytest.mark.at_most(1)
 @pytest.mark.filterwarnings("ignore")  # torch says that it compiles a counter again
-@pytest.mark.parametrize("kind", ["hook", "module"])
+@pytest.mark.parametrize("kind", wide_but(["module"], ["hook", "module"]))
 @torch._dynamo.config.patch(recompile_limit=64)
 def test_what_a_callers_code_counts_in_the_model_counts_in_each_step(model: Any, graphs: list[Any], kind: str) -> None:
     layer, clean = model.model.layers[0], plain(model, PROMPT, max_new_tokens=5, **STATIC)
