@@ -29,13 +29,12 @@ LINES = {
     "transformers generate": "transformers' `generate`",
     "transformers:prompt_lookup": "transformers' prompt lookup",
     "plain, same kernels": '`"plain"`: nothing drafted, this package\'s kernels',
-    "prompt_lookup": '`"prompt_lookup"`',
     "auto": '`"auto"`',
     "auto+head": '`"auto"` with the EAGLE-3 head that ships',
     "llama.cpp bf16": "llama.cpp, bf16",
-    "llama.cpp bf16, lookup": "llama.cpp, bf16, with its prompt lookup",
-    "OpenVINO f16": "OpenVINO GenAI, fp16",
     "OpenVINO f16, lookup": "OpenVINO GenAI, fp16, with its prompt lookup",
+    "auto, Q8_0": '`"auto"`, weights in Q8_0',
+    "llama.cpp Q8_0": "llama.cpp, Q8_0",
 }
 COLUMNS = {"overall": "speed", "least": "slowest prompt", "tokens/s": "tokens/s", "tokens/step": "tokens a forward"}
 MARKS = "<!-- speeds -->\n", "<!-- end of speeds -->"

@@ -247,6 +247,7 @@ def by_transformers(setup: Setup, row: str) -> Decode:
             def end(self) -> None: ...
 
         options = {"max_new_tokens": max_new_tokens, "do_sample": False, "streamer": Passing(), **kwargs}
+        torch.manual_seed(0)
         model.generate(torch.tensor([ids]), **options)
 
     return decode
