@@ -38,7 +38,7 @@ PLACES = {
 # (family, method, batch, sampled, where the draft model is)
 GRID = [
     ("llama", method, batch, sampled, place)
-    for method in METHODS.keys() - HEADS.keys()
+    for method in (name for name in METHODS if name not in HEADS)
     for batch in (1, 3)
     for sampled in (False, True)
     for place in PLACES.get(method, ("none",))
