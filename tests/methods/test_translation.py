@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hf_specdec.errors import ConfigError
@@ -57,6 +57,8 @@ def read(translation: Translation) -> str:
 @pytest.mark.parametrize("name", ["bytes", "larger"])
 @settings(max_examples=60, deadline=None)
 @given(text=TEXTS, cut=st.integers(0, 40), step=st.integers(1, 5))
+@example(text="日" * 9, cut=0, step=1)  # each token ends within a character
+@example(text="本日日日日日日🙂🙂🙂é日", cut=4, step=2)
 def test_the_draft_reads_the_targets_text(name: str, text: str, cut: int, step: int) -> None:
     """However the text grows, the draft has read every character that is complete; fixed tokens never change."""
     assume("\ufffd\ufffd" not in text)  # decoding writes it for incomplete bytes, and several cannot be told from those

@@ -148,8 +148,8 @@ class Translation:
                 return text
         if len(new) < MOST_BYTES:
             return ""
-        self._num_read = len(self._ids)  # bytes that never become a character
-        return self.target.text_after(read, new)
+        self._num_read = len(self._ids)  # tokens that each end within a character: the last one is read with the next
+        return self.target.text_after(read, new).rstrip(INCOMPLETE)
 
     def _fix(self) -> list[int]:
         """Move tokens from the tail to those that stay: up to the last word boundary, or the oldest of too many."""
