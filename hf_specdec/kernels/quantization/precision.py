@@ -175,7 +175,7 @@ def _for_saved(
     """The arguments for a checkpoint that is quantised already."""
     name, method = saved_precision(saved), saved.get("quant_method") or "bitsandbytes"
     if method in METHOD_PACKAGES:
-        _need(METHOD_PACKAGES[method], f"a checkpoint in {name}")
+        _need(METHOD_PACKAGES[method], f"a checkpoint in {name.removesuffix(' checkpoint')}")
     if precision is None:
         return {}
     if precision in ("auto", name):
