@@ -55,9 +55,8 @@ class SpecCache(Cache):
         super().__init__(layers=layers or [])
         self.reserve = reserve
         attention = [layer for layer in self.layers if isinstance(layer, SpecLayer)]
-        self._write_index = (
-            attention[0].write_index if attention else WriteIndex()
-        )  # that of the whole, where these are a part
+        # The index of the whole cache, where these layers are a part of it.
+        self._write_index = attention[0].write_index if attention else WriteIndex()
         for layer in attention:
             layer.write_index = self._write_index
         self.lengths: tuple[int, ...] = ()

@@ -54,7 +54,7 @@ def is_embedding(module: object) -> bool:
 
 
 def embedding_scale(module: Any, dtype: torch.dtype) -> float | None:
-    """What an embedding multiplies rows in a dtype by; those of Gemma round it first."""
+    """Factor of an embedding's rows in a dtype; those of Gemma round it first."""
     scale: Any = getattr(module, "embed_scale", None)
     if isinstance(scale, torch.Tensor):
         return float(torch.tensor(module.scalar_embed_scale, dtype=dtype, device="cpu"))

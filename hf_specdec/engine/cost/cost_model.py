@@ -64,7 +64,7 @@ class CostCurve:
         return self.ratios[left] + share * (self.ratios[right] - self.ratios[left])
 
     def least_slope(self, limit: int) -> float:
-        """What each token after the second adds to a forward of the size at which it adds least.
+        """Cost of each token after the second, in a forward of the size at which that is least.
 
         Args:
             limit: the largest size that counts.

@@ -159,9 +159,8 @@ class RecordedForwards:
         kind.count += 1
         if kind.reason is not None or tokens > MOST_TOKENS or tokens in kind.refused:
             return Forward(compute())
-        has_replayed = any(known.programs for known in self._kinds.values())
         if self._count < LEAST_FORWARDS or kind.count < LEAST_OF_KIND:
-            return Forward(compute(), is_usual=not has_replayed)
+            return Forward(compute(), is_usual=not self._has_programs)
         if self._guard is None or not self._guard.holds():
             self._drop(model)
             if self.reason is not None:
@@ -169,15 +168,17 @@ class RecordedForwards:
             kind = self._kinds.setdefault(_kind_of(inputs, tensors, cache, packed, tokens), _Kind())
         lengths = cache.written_lengths
         try:
+            is_made = tokens in kind.programs
             if (program := kind.program(tokens)) is not None:
                 assert kind.template is not None
                 cache.append(kind.template.layers, tokens, packed)
                 outputs = kind.returns(**program.run(arguments, _numbers_of(masks), cache, packed))
-                self._keep_small()
+                if not is_made:
+                    self._keep_small()
                 return Forward(outputs, is_replayed=True)
             is_new = kind.template is None or not kind.template.is_of(tokens)
             if (is_new or not kind.is_checked) and lengths in kind.lengths:  # would not show what depends on these
-                return Forward(compute(), is_usual=not has_replayed)
+                return Forward(compute(), is_usual=not self._has_programs)
             if is_new or not kind.is_checked:
                 kind.lengths.append(lengths)
                 outputs = self._record(kind, compute, model, arguments, masks, tokens)
@@ -250,6 +251,11 @@ class RecordedForwards:
         self._keep_small()
         return type(outputs)(**result)
 
+    @property
+    def _has_programs(self) -> bool:
+        """Returns whether the core replays some of the forwards."""
+        return any(kind.programs for kind in self._kinds.values())
+
     def _keep_small(self) -> None:
         """Forget the programs that were made first where all take too much memory."""
         programs = [(kind, tokens) for kind in self._kinds.values() for tokens in kind.programs]
@@ -260,7 +266,7 @@ class RecordedForwards:
 
 
 class _Unknown:
-    """What a copy of a model knows of recorded forwards."""
+    """Recorded forwards of a copied model: none."""
 
 
 def _reason_against(model: PreTrainedModel) -> str | None:
@@ -284,7 +290,7 @@ def _kind_of(
     packed: PackedRows | None,
     tokens: int,
 ) -> tuple[Any, ...]:
-    """What forwards of one template have in common."""
+    """Key of the forwards that share a template."""
     values = tuple((name, _plain(value)) for name, value in inputs.items())
     shapes = tuple((path, tensor.dtype, _shape_of(path, tensor, tokens)) for path, tensor in tensors.items())
     rows = len(cache.lengths), packed is not None, tokens == 1

@@ -72,7 +72,7 @@ class Guard:
         )
 
     def _places_now(self) -> list[tuple[Any, ...]]:
-        """Where the weights are in memory, and how they are laid out; the shape follows from sizes and strides."""
+        """Addresses, strides and sizes of the weights, from which their shapes follow."""
         readers = (torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel)
         return [tuple(map(reader, self._weights)) for reader in readers]
 

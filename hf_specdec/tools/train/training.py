@@ -75,7 +75,7 @@ def train_head(
 ) -> HeadReport:
     """Train an EAGLE-3 head for `target` and save it to `out` in the speculators format.
 
-    Killed at any moment, the same call goes on: with the texts in `out`/work/texts.jsonl, and from the last checkpoint
+    After an interruption the same call goes on: with the texts in `out`/work/texts.jsonl, and from the last checkpoint
     next to it. The folder `work` may be deleted afterwards.
 
     Args:
