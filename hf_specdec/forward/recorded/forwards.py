@@ -58,8 +58,7 @@ class _Kind:
         programs: by the number of tokens.
         compared: numbers of tokens whose program gave the numbers of the model's forward.
         lengths: of the cached rows, before the recorded forwards.
-        is_checked (`bool`): whether a third record of another length was what the template says; of one number of
-            tokens two are enough.
+        is_checked (`bool`): whether a third record was what the template says; one number of tokens needs none.
         refused: numbers of tokens whose program was not equal to the model's forward.
         reason (`str | None`): why none is recorded.
         returns: class of the outputs.
