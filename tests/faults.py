@@ -276,11 +276,11 @@ MUTANTS = (
         "replaced functions of torch are passed by", MODULES, "is not getattr(torch._C._nn", "is getattr(torch._C._nn"
     ),
     Mutant("frequencies grow unseen", ROTARY, "isinstance(kind, str) and GROWING in kind:", "False:"),
-    Mutant("columns scale a tree's attention", LENGTHS, "request.call.reaches(length - most_columns)", "False"),
+    Mutant("columns scale a tree's attention", LENGTHS, "request.call.reaches(length - MOST_COLUMNS)", "False"),
     Mutant(
         "a text that the model forgets is read again",
         LENGTHS,
-        "request.facts.of(forgets_text, request.model)",
+        "request.call.reaches(length + 1)",
         "False",
     ),
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),

@@ -26,9 +26,12 @@ def read_draft(
         ConfigError: the draft is of a kind that the method does not draft with, or a tokenizer is missing, or
             probabilities would be compared, which differ between vocabularies.
     """
+    if config.engine != "loop":
+        remedy = "Leave it out, or pass spec_method=None to have transformers draft with the model."
+        raise ConfigError("engine", 'must be "loop" with an assistant_model', config.engine, remedy)
     network = compat.generation_model(assistant)
     if (head := as_head(network)) is not None:
-        _check_kind_of_head(method, config, head, assistant)
+        _check_kind_of_head(method, head, assistant)
     else:
         _check_draft_model(method, assistant, network)
     if (tokenizer := arguments.pop("assistant_tokenizer", None)) is None:
@@ -45,15 +48,12 @@ def read_draft(
     return network, (arguments["tokenizer"], tokenizer)
 
 
-def _check_kind_of_head(method: Method, config: SpecConfig, head: DraftHead, assistant: Any) -> None:
+def _check_kind_of_head(method: Method, head: DraftHead, assistant: Any) -> None:
     """Raise where the method does not draft with heads of this kind."""
     if method.name not in head.methods:
         rule = f"must be of another kind with spec_method={method.name!r}"
         remedy = f'Use spec_method="{head.methods[0]}" for a head of this kind.'
         raise ConfigError("assistant_model", rule, type(assistant).__name__, remedy)
-    if config.engine != "loop":
-        remedy = "Leave it out: transformers' loop drafts without it."
-        raise ConfigError("engine", 'must be "loop" with a draft head', config.engine, remedy)
 
 
 def _check_draft_model(method: Method, assistant: Any, network: Any) -> None:

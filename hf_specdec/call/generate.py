@@ -63,7 +63,7 @@ def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...]
             return inner(**arguments)
     plan = plan_request(request)
     if plan is not None:
-        return _by_transformers(inner, request, plan)
+        return _plainly(inner, request, plan)
     return _prepared(inner, request, decode_prepared)
 
 
@@ -150,7 +150,7 @@ def decode_prepared(request: Request) -> Any:
             return decode_plain(call, stats=stats, rank_sync=rank_sync)
     draft_runner, make_drafter = drafting_of(request, plan)
     if plan.loop == "assisted":
-        return decode_assisted(call, make_drafter(0, None), stats=stats, rank_sync=rank_sync)
+        return decode_assisted(call, make_drafter(0, None), stats=stats)
     costs = request.costs
     budget = None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths)
     steps = steps_of(rank_sync, stats, budget=budget, observer=request.observer)
@@ -167,7 +167,7 @@ def prepared_request(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Reque
     """
     inner, args, kwargs = _unwrapped(state_of(model).own_generate or class_generate(model), (), kwargs)
     request = read_prompt_request(model, named_arguments(inner, args, kwargs))
-    if (plan := plan_request(request)) is not None and plan.way == "plain":
+    if (plan := plan_request(request)) is not None:
         log_notes(model, plan)
         request = plain_request(request)
     prepared: Request = _prepared(inner, request, lambda request: request)
@@ -221,18 +221,11 @@ def _prepared(inner: Generate, request: Request, decode: Callable[[Request], Any
         return custom.within(inner, arguments)
 
 
-def _by_transformers(inner: Generate, request: Request, plan: CallPlan) -> Any:
-    """The call as transformers' own `generate` decodes it: plainly, or assisted by the call's draft model."""
+def _plainly(inner: Generate, request: Request, plan: CallPlan) -> Any:
+    """The call as transformers' own `generate` decodes it."""
     log_notes(request.model, plan)
-    if plan.way == "plain":
-        with plain_kernels(request.model):
-            output = inner(**_plain_arguments(request))
-    else:
-        _place_models(request)
-        arguments = {**request.arguments, **_replaced_values(request), "assistant_model": request.assistant_model}
-        if request.tokenizers is not None:
-            arguments["assistant_tokenizer"] = request.tokenizers[1]
-        output = inner(**arguments)
+    with plain_kernels(request.model):
+        output = inner(**_plain_arguments(request))
     if isinstance(output, torch.Tensor) or not hasattr(output, "sequences"):
         return output
     stats = SpecStats.of(plan)

@@ -9,8 +9,6 @@ import torch
 from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules import CALL_RULES, CHECKED_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
-from hf_specdec.call.rules.method import by_transformers
-from hf_specdec.call.rules.model import scaled_trees
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.engine.draft_pairing import draft_runner_of, logits_processor_of
@@ -34,24 +32,20 @@ PLAIN_PLAN = CallPlan(way="plain", reason="no spec_method is given", method="pla
 
 
 def plan_request(request: Request) -> CallPlan | None:
-    """Plan of a call that transformers' own `generate` decodes; `None` where the prepared call decides.
+    """Plan of a call whose default method cannot be honoured; `None` where the prepared call decides.
 
     Raises:
         ConfigError: an argument of the call does not go with its method.
     """
-    fields: dict[str, Any] = {"method": request.method.name, "loop": "transformers"}
     try:
         for check in REQUEST_CHECKS:
             check(request)
     except ConfigError as error:
         if not request.is_default:
             raise
-        note = f"{request.model_name} decodes without its default spec_method: {error}"
-        return CallPlan(way="plain", reason=str(error), notes=(note,), **fields)
-    if (reason := by_transformers(request)) is None:
-        return None
-    network, notes = type(request.assistant_model).__name__, (f"{request.model_name}: {reason}",)
-    return CallPlan(way="chain", reason=reason, network=network, notes=notes, **fields)
+        notes = (f"{request.model_name} decodes without its default spec_method: {error}",)
+        return CallPlan(way="plain", reason=str(error), method=request.method.name, loop="transformers", notes=notes)
+    return None
 
 
 def plan_call(request: Request) -> CallPlan:
@@ -61,8 +55,6 @@ def plan_call(request: Request) -> CallPlan:
         ConfigError, UnsupportedModelError: the call asks for a method that its model or inputs cannot serve.
     """
     if (reason := _first_reason(MODEL_RULES, request)) is None:
-        if request.tier == "tree" and (columns := scaled_trees(request)) is not None:
-            request = request.with_chains(columns)
         reason = _first_reason(CALL_RULES, request) or _refusal(request) or _first_reason(CHECKED_RULES, request)
     inputs: dict[str, Any] = {"num_rows": request.num_rows, "cache": _cache(request)}
     if reason is not None:
@@ -112,10 +104,10 @@ def _plain(request: Request, reason: str, **inputs: Any) -> CallPlan:
 
 def _speculative(request: Request, *, notes: tuple[str, ...] = (), **more: Any) -> CallPlan:
     if request.tier == "chain" and not takes_tensor_masks(request.probed.capability.attention):
-        notes += (f"{request.model_name} verifies chains only: {request.tier_reason}",)
+        notes += (f"{request.model_name} verifies chains only: {request.probed.capability.reason}",)
     return CallPlan(
         way=request.tier,
-        reason=request.tier_reason,
+        reason=request.probed.capability.reason,
         method=request.method.name,
         loop="assisted" if request.is_assisted else "own",
         network=_network(request),

@@ -5,7 +5,7 @@ Made of the arguments by `arguments.read_request`; `prepared` is added once tran
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self, cast
 
@@ -60,7 +60,6 @@ class Request:
             default that cannot be honoured decodes plainly.
         prepared (`Call | None`): the call as transformers prepared it; `None` before.
         encoder_inputs: what the encoder has read, where a draft model has an encoder too.
-        chain_reason (`str | None`): why the call verifies chains, for another reason than its model.
     """
 
     model: PreTrainedModel
@@ -76,7 +75,6 @@ class Request:
     is_default: bool = False
     prepared: Call | None = None
     encoder_inputs: Any = None
-    chain_reason: str | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, arguments: Mapping[str, Any]) -> Self:
@@ -146,20 +144,11 @@ class Request:
     @property
     def tier(self) -> Tier:
         """Tier of the call: a tree, a chain, or one token (`"plain"`) verified by a forward."""
-        return self.probed.capability.tier if self.chain_reason is None else "chain"
-
-    @property
-    def tier_reason(self) -> str:
-        """Reason for the tier."""
-        return self.chain_reason or self.probed.capability.reason
+        return self.probed.capability.tier
 
     def batch_reason(self) -> str | None:
         """Reason to decode batches plainly, or `None`; the model is probed at its first batch."""
         return self.probed.batch_fallback_reason(self.model, self._encoder_kwargs)
-
-    def with_chains(self, reason: str) -> Self:
-        """The same call, verified by chains."""
-        return replace(self, chain_reason=reason)
 
     @property
     def call(self) -> Call:

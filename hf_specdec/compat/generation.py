@@ -8,8 +8,6 @@ Names                              Why
                                    the prompt's forward with all of `generate`'s rules (multimodal inputs, embeddings,
                                    continued caches, chunks) is transformers' own
 `_merge_criteria_processor_list`   a stop string's criterion gives way to one that the user made, as in `generate`
-`_prefix_allowed_tokens_fn`, `_num_beams`
-                                   a processor that asks a function of the caller's is made that of one row
 `_eos_token_tensor`, `_pad_token_tensor`
                                    the tokens that end and pad a text, as `generate` has settled them
 """
@@ -221,13 +219,3 @@ def in_order(processors: LogitsProcessorList) -> Process:
         return scores
 
     return call
-
-
-def take_prefix_row(processor: Any, row: int) -> None:
-    """Make a `PrefixConstrainedLogitsProcessor` that of one row; neither of its attributes has a public name.
-
-    The user's function gets the number that it gets for that row of the batch: its prompt's, or before transformers
-    5.24 the row's own, where `num_return_sequences` is above 1.
-    """
-    allowed, number = processor._prefix_allowed_tokens_fn, row // processor._num_beams
-    processor._prefix_allowed_tokens_fn, processor._num_beams = (lambda _, ids: allowed(number, ids)), 1

@@ -59,9 +59,9 @@ def virtual_tokens_fault(model: PreTrainedModel) -> str | None:
     )
 
 
-def finds_invocations(model: Any) -> bool:
-    """Returns whether PEFT's wrapper looks in each prompt of its own `generate` for where its aLoRA adapter begins."""
-    return bool(getattr(_active_peft_config(model), "alora_invocation_tokens", None))
+def reads_prompts(model: Any) -> bool:
+    """Returns whether PEFT's wrapper changes each prompt, or looks in it for where its aLoRA adapter begins."""
+    return adds_virtual_tokens(model) or bool(getattr(_active_peft_config(model), "alora_invocation_tokens", None))
 
 
 def _active_peft_config(model: Any) -> Any:

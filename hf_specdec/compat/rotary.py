@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.common.transfer import HOST
-from hf_specdec.compat import CACHE, Cache, DynamicCache, has_own_input_preparation, text_config
+from hf_specdec.compat import has_own_input_preparation, text_config
 from hf_specdec.compat.attention import tables_of_masks
 from hf_specdec.compat.models import innermost_decoder, input_embeddings, named_positions
 from hf_specdec.compat.modules import modules_of
@@ -86,22 +85,9 @@ def _table_sizes(module: torch.nn.Module) -> list[int]:
 
 
 def cache_drop_length(model: PreTrainedModel) -> int | None:
-    """The longest text whose cache a model goes on with, where it computes longer ones anew, as Phi-3 does.
-
-    Found by asking the model for the inputs of a longer text.
-    """
+    """The longest text whose cache a model goes on with, where its class may compute longer ones anew (Phi-3)."""
     length = getattr(text_config(model.config), "original_max_position_embeddings", None)
-    if not isinstance(length, int) or not has_own_input_preparation(model):
-        return None
-    inputs = _asked_after(model, length)
-    return None if inputs is None or inputs[0] is not None else length
-
-
-def forgets_text(model: PreTrainedModel) -> bool:
-    """True if a model with a `cache_drop_length` goes on with the last token alone, as Phi-4-multimodal does."""
-    length = cache_drop_length(model)
-    inputs = None if length is None else _asked_after(model, length)
-    return length is not None and inputs is not None and inputs[1] <= length
+    return length if isinstance(length, int) and has_own_input_preparation(model) else None
 
 
 def scaled_length(model: PreTrainedModel) -> int | None:
@@ -113,18 +99,3 @@ def scaled_length(model: PreTrainedModel) -> int | None:
     attention = [module for module in modules if hasattr(module, "floor_scale")]
     scaled = [int(module.floor_scale) for module in attention if module.attn_temperature_tuning and not module.use_rope]
     return min([*scaled, *(table.shape[-1] for table in tables_of_masks(model))], default=None)
-
-
-def _asked_after(model: PreTrainedModel, length: int) -> tuple[Cache | None, int] | None:
-    """The cache, kept or none, and the number of ids that the model asks for after a text; `None` if it cannot say."""
-    cache, states = DynamicCache(), torch.zeros(1, 1, 1, 1, device=HOST)
-    cache.update(states, states, 0)
-    ids = torch.zeros((1, length + 1), dtype=torch.long, device=HOST)
-    try:
-        inputs = model.prepare_inputs_for_generation(
-            ids, attention_mask=torch.ones_like(ids), next_sequence_length=1, use_cache=True, **{CACHE: cache}
-        )
-    except Exception:  # noqa: BLE001 - it wants more than ids and a cache: what it does is for the probe to find
-        return None
-    kept, asked_ids = inputs.get(CACHE), inputs.get("input_ids")
-    return cache if kept is cache else None, length + 1 if asked_ids is None else asked_ids.shape[-1]

@@ -201,7 +201,7 @@ def _sequences(
     for index, (text, generator) in enumerate(zip(texts, generators, strict=True)):
         processors, criteria = call.logits_processor, call.stopping_criteria
         if len(texts) > 1:
-            processors = processors_of_row(processors, index, len(texts))
+            processors = processors_of_row(processors, index)
             criteria = criteria_of_row(criteria, index)
         sampler = steps.sampler(processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)

@@ -15,7 +15,7 @@ from hf_specdec.compat.generation import in_order
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
-from hf_specdec.engine.sampling.row_processors import is_pure, keeps_rows_apart, processors_of_row
+from hf_specdec.engine.sampling.row_processors import is_pure, processors_of_row
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import UNTRIED, Capability
@@ -195,8 +195,6 @@ def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
     if not call.generation_config.do_sample:
         return None
     pure = [p for p in call.logits_processor if is_pure(p)]
-    if len(call.input_ids) > 1:
-        pure = [p for p in pure if not keeps_rows_apart(p)]
     processors = processors_of_row(LogitsProcessorList(copy.deepcopy(pure)), None)
     takes_all, no_ids = all(map(takes_all_nodes, processors)), torch.empty((1, 0), dtype=torch.long, device=HOST)
     reads_text, called = not takes_all or any(map(reads_ids, processors)), in_order(processors)

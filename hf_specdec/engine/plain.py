@@ -3,26 +3,60 @@
 from typing import Any
 
 import torch
+from transformers.generation import CandidateGenerator
 
 from hf_specdec import compat
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.shared_processes import agreed_criteria, candidates_of
+from hf_specdec.engine.shared_processes import agreed_criteria
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.methods.common.drafter import BaseDrafter
 
 OF_TEXT = {"attention_mask", "position_ids"}
 
 
-def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats, rank_sync: RankSync | None) -> Any:
+class _CountedCandidates(CandidateGenerator):
+    """Passes a drafter's candidates on and keeps the call's `SpecStats`.
+
+    Args:
+        reads_prompt_alone (`bool`, *optional*, defaults to `False`): whether the first forward, the prompt's, gets no
+            candidates. It may read images, and has to find no more of their tokens than there are.
+    """
+
+    requires_model_outputs = False
+
+    def __init__(self, drafter: BaseDrafter, stats: SpecStats, *, reads_prompt_alone: bool = False) -> None:
+        self.drafter, self.stats = drafter, stats
+        self._num_drafted = 0
+        self._reads_prompt = reads_prompt_alone
+        self.begun = False
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
+        """The text and a drafted chain after it, as the drafter gives them."""
+        if self._reads_prompt:
+            self._reads_prompt = False
+            return input_ids, None
+        self.begun = True
+        candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)
+        self._num_drafted = candidates.shape[1] - input_ids.shape[1]
+        return candidates, logits
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
+        """Count the step."""
+        self.stats.record_step(self._num_drafted, int(num_matches))
+        self.stats.num_tokens += int(num_matches) + 1
+        self.drafter.update_candidate_strategy(input_ids, scores, num_matches)
+
+
+def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     is_alone = not call.model.config.is_encoder_decoder and bool(tensors_of(call.model_kwargs).keys() - OF_TEXT)
-    candidates = candidates_of(rank_sync, drafter, stats, reads_prompt_alone=is_alone)
+    candidates = _CountedCandidates(drafter, stats, reads_prompt_alone=is_alone)
     recorded = compat.recorded(call.cache)
     stats.method = stats.method or type(drafter).__name__
     try:
-        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **_loop_arguments(call, rank_sync))
+        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **call.decoding_arguments())
     finally:
         compat.record_as(recorded)
         if candidates.begun:

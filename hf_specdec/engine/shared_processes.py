@@ -16,7 +16,6 @@ from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
-from hf_specdec.engine.assisted import CountedCandidates
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.sampling.random_streams import drawn_seed
@@ -29,7 +28,6 @@ from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.methods.common.drafter import BaseDrafter
 
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-3}  # what rounding can do to a logit, relative to the largest
 NEAR_IN_HALVES = 0.1
@@ -188,25 +186,6 @@ class AgreedStopCheck(StopCheck):
         return bool(self._rank_sync.decide(lambda: ends(text, scores), is_watched=self._is_watched))
 
 
-class _AgreedCandidates(CountedCandidates):
-    """The first process's candidates, for transformers' assisted loop."""
-
-    def __init__(self, rank_sync: RankSync, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.rank_sync = rank_sync
-
-    def _drafted(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
-        self.begun = self.rank_sync.is_leader
-        (tree,) = self.rank_sync.trees(lambda: [self._chain_after(input_ids)], None)
-        drafted = input_ids.new_tensor(tree.tokens[1:]).unsqueeze(0)
-        return torch.cat([input_ids, drafted], dim=1), None  # type: ignore[return-value]
-
-    def _chain_after(self, input_ids: torch.LongTensor) -> DraftTree:
-        candidates, _ = self.drafter.get_candidates(input_ids)
-        text, num_drafted = candidates[0].tolist(), candidates.shape[1] - input_ids.shape[1]
-        return DraftTree.chain(text[-num_drafted - 1], text[len(text) - num_drafted :])
-
-
 def steps_of(
     rank_sync: RankSync | None, stats: SpecStats, *, budget: Budget | None = None, observer: Observer | None = None
 ) -> StepRunner:
@@ -225,15 +204,6 @@ def agreed_seed(model: PreTrainedModel) -> int:
     """A seed that all processes of `model` have, drawn from the first one's global generator."""
     rank_sync = rank_sync_of(model)
     return drawn_seed() if rank_sync is None else rank_sync.decide_now(drawn_seed)
-
-
-def candidates_of(
-    rank_sync: RankSync | None, drafter: BaseDrafter, stats: SpecStats, *, reads_prompt_alone: bool
-) -> CountedCandidates:
-    """Candidates for transformers' assisted loop, in one process or several."""
-    if rank_sync is None:
-        return CountedCandidates(drafter, stats, reads_prompt_alone=reads_prompt_alone)
-    return _AgreedCandidates(rank_sync, drafter, stats, reads_prompt_alone=reads_prompt_alone)
 
 
 def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync | None) -> StoppingCriteriaList:

@@ -19,7 +19,6 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, Sender, to_device
-from hf_specdec.compat.rotary import cache_drop_length
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.forward_arguments import (
@@ -75,7 +74,7 @@ class StepInputs:
         self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
         self.attends = compat.takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
-        self.asks_model = compat.has_own_input_preparation(model) and cache_drop_length(model) is None
+        self.asks_model = compat.has_own_input_preparation(model)
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         # A class may still call it otherwise in its forward than transformers does from 5.24 on.

@@ -46,7 +46,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         {"spec_config": {"engine": "assisted"}, "cache_implementation": "static"},
         "plain",
         "transformers",
-        'engine="assisted" takes no static cache',
+        "transformers' assisted decoding takes a text of token ids",
     ),
     "a cache that repeats the text": (
         "llama",

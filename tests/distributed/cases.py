@@ -24,7 +24,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "use_logits": {"spec_method": "draft_model", "spec_config": {"use_logits": True, "confidence_threshold": 0.0}},
     "auto": {"spec_method": "auto", "spec_config": {"pool": "request"}},
     "plain": {"spec_method": "plain"},
-    "assisted": {"spec_method": "prompt_lookup", "spec_config": {"engine": "assisted"}},
     "static": {"spec_method": "prompt_lookup", "cache_implementation": "static"},
 }
 HEAD: dict[str, Any] = {"confidence_threshold": 0.0, "num_branches": 2, "draft_len": 3, "max_nodes": 6}
@@ -42,7 +41,6 @@ GRID = [
     for batch in (1, 3)
     for sampled in (False, True)
     for place in PLACES.get(method, ("none",))
-    if not (method == "assisted" and batch > 1)
 ] + [
     (family, method, batch, sampled, "shared" if method == "draft_model" else "none")
     for family in ("qwen3", "mixtral")

@@ -21,18 +21,18 @@ CALL_RULES: tuple[Rule, ...] = (
     inputs.foreign_inputs,
     inputs.attention_output,
     inputs.decoder_mask,
+    method.assisted_loop,
     inputs.static_cache,
     model.scaled_attention,
     model.dropped_cache,
     model.rotary_frequencies,
-    method.assisted_loop,
     inputs.padded_text,
     inputs.rows,
 )
 # What is refused before transformers prepares the call.
 REQUEST_CHECKS: tuple[Check, ...] = (
     arguments.passed_objects,
-    method.draft_model,
+    method.check_draft,
     arguments.check_settings,
     arguments.check_taken,
     arguments.prompt,
@@ -41,7 +41,6 @@ REQUEST_CHECKS: tuple[Check, ...] = (
 CHECKS: tuple[Check, ...] = (
     method.chains_only,
     inputs.check_passed_cache,
-    method.check_embeddings,
     method.first_layers,
     method.network,
 )

@@ -3,7 +3,7 @@
 from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.compat.fingerprint import foreign_cache
-from hf_specdec.engine.sampling.row_processors import is_declared, sees_one_row, was_used
+from hf_specdec.engine.sampling.row_processors import is_declared, sees_one_row
 from hf_specdec.engine.static_shapes import compile_settings, holds_states, longest_cache, reason_against_buffers
 from hf_specdec.errors import ConfigError
 
@@ -64,8 +64,6 @@ def static_cache(request: Request) -> str | None:
     """A static cache cannot take buffers of fixed shapes in its place."""
     if not request.has_static_cache:
         return None
-    if request.is_assisted:
-        return 'engine="assisted" takes no static cache'
     if compat.attends_to_images(request.model.config):
         return "its static cache holds an image's keys and values among the text's"
     cache = request.call.cache
@@ -118,8 +116,6 @@ def rows(request: Request) -> str | None:
     if request.call.streamer is not None:
         return "a streamer of several sequences gets one token of each at a time"
     for processor in request.call.logits_processor:
-        if was_used(processor):
-            return f"{type(processor).__name__} has been used before, and holds the state of several sequences"
         if not sees_one_row(processor):
             return _undeclared(processor)
     return _rows_of_criteria(request) or request.batch_reason()

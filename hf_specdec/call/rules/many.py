@@ -11,8 +11,8 @@ import torch
 from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules.inputs import repeated_text
-from hf_specdec.call.rules.method import ONE_SEQUENCE, asked_for
-from hf_specdec.call.rules.model import OWN_LOOP, foreign_code, rotary_frequencies, scales_by_columns
+from hf_specdec.call.rules.method import ONE_SEQUENCE
+from hf_specdec.call.rules.model import OWN_LOOP, foreign_code, rotary_frequencies, scaled_attention
 from hf_specdec.forward.forward_arguments import tensors_of
 
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
@@ -25,27 +25,25 @@ def one_by_one(wrapper: Any, request: Request) -> str | None:
         wrapper: the model as the caller has it, perhaps in PEFT's.
     """
     model = request.model
-    if compat.adds_virtual_tokens(wrapper):
-        return "PEFT's wrapper puts virtual tokens before each prompt"
-    if compat.finds_invocations(wrapper):
-        return "PEFT's wrapper looks in each prompt for its adapter's alora_invocation_tokens"
+    if compat.reads_prompts(wrapper):
+        return "PEFT's wrapper puts virtual tokens before each prompt, or looks in it for where its adapter begins"
     if compat.has_own_loop(model):
         return OWN_LOOP
     if request.is_assisted:
-        return asked_for(request) or ONE_SEQUENCE
+        return ONE_SEQUENCE
     if model.config.is_encoder_decoder:
         return "its decoder reads an encoding of each prompt"
     if compat.has_own_input_preparation(model) or compat.has_foreign_inputs(model):
         return "its class prepares the inputs of each forward itself"
     if (reason := foreign_code(request)) is not None:
         return reason
-    return request.tier_reason if request.tier != "tree" else request.batch_reason()
+    return request.probed.capability.reason if request.tier != "tree" else request.batch_reason()
 
 
 def alone(request: Request) -> str | None:
     """Reason to decode one prompt among others by itself; `None` where it can share their batch."""
     if request.is_assisted:
-        return asked_for(request) or ONE_SEQUENCE
+        return ONE_SEQUENCE
     if (reason := repeated_text(request)) is not None:
         return reason
     cache, ids = request.call.cache, request.call.input_ids
@@ -53,8 +51,8 @@ def alone(request: Request) -> str | None:
         return f"it has a {type(cache).__name__} of its own"
     if rotary_frequencies(request) is not None:
         return "its rotary frequencies follow the length of its text"
-    if scales_by_columns(request):
-        return "its attention goes by the columns of the cache"
+    if (reason := scaled_attention(request)) is not None:
+        return reason
     others = [name for name in tensors_of(request.kwargs) if name not in SEQUENCE_TENSORS]
     if others:
         return f"its forward takes {others[0].partition('.')[0]}"

@@ -1,15 +1,13 @@
 """Rules about the method: what its network needs of the model and its inputs, and transformers' assisted decoding."""
 
-from collections.abc import Iterable
-
-from transformers import PreTrainedModel, SynthIDTextWatermarkingConfig
+from transformers import PreTrainedModel
 
 from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.call.request import Request
-from hf_specdec.compat.fingerprint import foreign_code
+from hf_specdec.compat.devices import is_shared
 from hf_specdec.engine.head_pairing import check_head
-from hf_specdec.engine.sampling.row_processors import keeps_text
+from hf_specdec.engine.sampling.row_processors import is_pure
 from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
 from hf_specdec.forward.networks.exit_runner import OWN_CACHE
 from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
@@ -18,13 +16,8 @@ from hf_specdec.methods.registry import METHODS
 
 SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 UNREAD = "the draft model has no positions for all of its prompt"
-ONE_SEQUENCE = "transformers' assisted decoding takes one sequence"
-ASKED_FOR = "transformers' own assisted decoding was asked for"
-
-
-def draft_model(request: Request) -> None:
-    """Refuse a call without the network that its method needs, or with two."""
-    check_draft(request)
+ONE_SEQUENCE = "transformers' assisted decoding takes one sequence, in one process"
+NEW_TEXT = "transformers' assisted decoding takes a text of token ids that begins an own cache of keys and values"
 
 
 def check_draft(request: Request, field: str = "assistant_model", hint: str = "") -> None:
@@ -49,66 +42,18 @@ def check_draft(request: Request, field: str = "assistant_model", hint: str = ""
     raise ConfigError(field, f'must be given with spec_method="{method.name}"', None, f"{hint}{remedy}")
 
 
-def by_transformers(request: Request) -> str | None:
-    """Reason to let transformers' own `generate` draft with the call's draft model, before it has prepared the call.
-
-    `None` where it would refuse the call, or give another result than plain generation: `assisted_loop` then says why.
-    """
-    if (reason := asked_for(request)) is None:
-        return None
-    model, setting, cache = request.model, request.setting, compat.passed_cache(request.arguments)
-    is_static = isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache)
-    is_left_out = (
-        compat.has_virtual_tokens(model)
-        or compat.is_recurrent(model)
-        or foreign_code(model) is not None
-        or setting("use_cache") is False
-        or bool(setting("output_attentions"))
-        or not compat.fresh_cache(model)
-        or bool(compat.cached_length(cache))
-        or is_static
-        or setting("cache_implementation") in ("static", *compat.STATIC_NAMES)
-        or setting("guidance_scale") not in (None, 1)
-        or isinstance(setting("watermarking_config"), SynthIDTextWatermarkingConfig)
-        or _kept_text(request.arguments.get("logits_processor") or ()) is not None
-    )
-    return None if is_left_out else reason
-
-
-def asked_for(request: Request) -> str | None:
-    """Reason to leave the draft model to transformers' assisted decoding; `None` where the call does not ask for it."""
-    return ASKED_FOR if request.is_assisted and request.assistant_model is not None else None
-
-
 def assisted_loop(request: Request) -> str | None:
     """transformers' assisted decoding, where it is asked for, cannot take the call."""
     if not request.is_assisted:
         return None
-    if request.num_rows > 1:
+    if request.num_rows > 1 or is_shared(request.model):
         return ONE_SEQUENCE
-    if compat.has_virtual_tokens(request.model):
-        return "transformers' assisted decoding prepares no virtual tokens of PEFT's"
-    if compat.is_recurrent(request.model):
-        return "transformers' assisted decoding leaves rejected tokens in a recurrent state"
-    if request.call.reads_embeddings and request.is_default:
-        return "transformers' assisted decoding reads no inputs_embeds"
-    if not compat.fresh_cache(request.model):
-        return "transformers' assisted decoding takes no cache that the model makes itself"
-    if compat.cached_length(request.call.cache):
-        return "transformers' assisted decoding reads a text from its start, over the part that is cached"
-    return _kept_text(request.call.logits_processor)
-
-
-def _kept_text(processors: Iterable[object]) -> str | None:
-    """A processor keeps what it is called for, rejected tokens among it."""
-    name = next((type(processor).__name__ for processor in processors if keeps_text(processor)), None)
-    return f"{name} keeps state, in which transformers' assisted decoding has rejected tokens" if name else None
-
-
-def check_embeddings(request: Request) -> None:
-    """Refuse `inputs_embeds` where transformers' assisted decoding is asked for by the call itself."""
-    if request.is_assisted and request.call.reads_embeddings:
-        raise ConfigError("engine", 'must be "loop" for inputs_embeds', "assisted", "Drop the engine setting.")
+    call, model = request.call, request.model
+    is_new = not (call.reads_embeddings or compat.cached_length(call.cache) or compat.has_virtual_tokens(model))
+    if not is_new or request.has_static_cache or compat.is_recurrent(model) or not compat.fresh_cache(model):
+        return NEW_TEXT
+    name = next((type(processor).__name__ for processor in call.logits_processor if not is_pure(processor)), None)
+    return f"{name} may keep state, in which transformers' assisted decoding has rejected tokens" if name else None
 
 
 def chains_only(request: Request) -> None:

@@ -32,8 +32,7 @@ class SpecConfig:
         engine (`str`, *optional*, defaults to `"loop"`):
             `"loop"` is this package's own decoding loop. `"assisted"` runs the same drafter, as a chain, inside
             transformers' assisted decoding, with that loop's limits (batch 1, stopping criteria once per block,
-            sampling not seed-exact). There a draft model drafts as its own generation configuration says, and draft
-            heads are refused.
+            sampling not seed-exact). It takes no `assistant_model`.
     """
 
     engine: Engine = "loop"

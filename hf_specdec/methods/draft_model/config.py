@@ -109,17 +109,6 @@ class DraftModelConfig(SpecConfig):
         self._check_threshold(self.confidence_threshold)
         if self.exit_layer is not None:
             self._check_exit()
-        if self.engine == "assisted":
-            self._check_assisted()
-
-    def _check_assisted(self) -> None:
-        """transformers' loop drafts as the draft's own generation configuration says."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("engine", *self.device_fields.values()) and value != field.default:
-                rule = f'must be {field.default!r} with engine="assisted"'
-                remedy = "Set num_assistant_tokens and the like in the draft's generation configuration for that loop."
-                raise ConfigError(field.name, rule, value, remedy)
 
     def _check_exit(self) -> None:
         check_positive("exit_layer", self.exit_layer, "A quarter of the model's layers is a start.")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, StoppingCriteria, SynthIDTextWatermarkingConfig
+from transformers import LogitsProcessor, StoppingCriteria
 
 import hf_specdec
 from tests.helpers.support import MASK, METHODS, PADDED, method_of, noisy_copy, plain, results_of
@@ -70,11 +70,7 @@ def only_own_tokens(row: int, ids: torch.Tensor) -> list[int]:
 
 # Made anew for each call: grammars and counters serve one.
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
-    "prefix_allowed_tokens_fn": lambda: {"prefix_allowed_tokens_fn": only_own_tokens},
-    "encoder_repetition_penalty": lambda: {"encoder_repetition_penalty": 1.6},
-    "encoder_no_repeat_ngram_size": lambda: {"encoder_no_repeat_ngram_size": 1},
     "watermark": lambda: {"watermarking_config": {"bias": 2.5, "seeding_scheme": "lefthash"}},
-    "synthid": lambda: {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)},
     "stateful processors": lambda: {"logits_processor": [hf_specdec.PerRow(Alternating)]},
     "declared processor": lambda: {"logits_processor": [Odd()]},
     "stateful criteria": lambda: {"stopping_criteria": [hf_specdec.PerRow(AfterCalls)], "eos_token_id": 1},
@@ -99,43 +95,16 @@ def test_each_row_is_processed_as_in_plain_decoding(pair: tuple[Any, Any], metho
     assert output.sequences.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("setting", ["encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "synthid"])
-def test_several_samples_of_one_prompt_follow_their_seeds(pair: tuple[Any, Any], setting: str, method: str) -> None:
-    """Rows that continue one prompt share what belongs to the prompt, and not what belongs to the text."""
-    model, draft = pair
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "top_k": 0, "return_dict_in_generate": True}
-    torch.manual_seed(3)
-    output = model.generate(
-        PADDED[:1], **options, **SETTINGS[setting](), num_return_sequences=3, **method_of(method, draft)
-    )
-    assert output.spec_stats.plain_reason is None
-    for sequence, seed in zip(output.sequences, output.spec_stats.seeds, strict=True):
-        torch.manual_seed(seed)
-        alone = plain(model, PADDED[:1], **options, **SETTINGS[setting]())
-        assert sequence[: alone.sequences.shape[1]].tolist() == alone.sequences[0].tolist()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_samples_of_a_prompt_are_constrained_as_in_plain_generation(pair: tuple[Any, Any], method: str) -> None:
-    """transformers hands the number of the sample to the function before 5.24, and of the prompt from then on."""
-    model, draft = pair
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "eos_token_id": None, "num_return_sequences": 2}
-    options["prefix_allowed_tokens_fn"] = lambda number, ids: list(range(number, VOCAB_SIZE, 8))
-    texts = [model.generate(PADDED, **options, **inputs) for inputs in ({}, method_of(method, draft))]
-    numbers = [[{token % 8 for token in row[PADDED.shape[1] :]} for row in text.tolist()] for text in texts]
-    assert numbers[1] == numbers[0]
-    assert all(len(result) == 1 for result in numbers[0])
-
-
 @pytest.mark.parametrize(
     ("inputs", "remedy"),
     [
         ({"logits_processor": [Undeclared()]}, "row_safe"),
         ({"stopping_criteria": [AtMultipleUndeclared()], "eos_token_id": 1}, "row_safe"),
         ({"guidance_scale": 1.5}, "generate one prompt at a time"),
+        ({"prefix_allowed_tokens_fn": only_own_tokens}, "generate one prompt at a time"),
+        ({"encoder_repetition_penalty": 1.6}, "generate one prompt at a time"),
     ],
-    ids=["processor", "criterion", "guidance"],
+    ids=["processor", "criterion", "guidance", "prefixes", "encoder"],
 )
 def test_what_may_look_at_all_rows_gets_them_in_step(
     pair: tuple[Any, Any], inputs: dict[str, Any], remedy: str
@@ -154,17 +123,6 @@ def test_a_criterion_that_ends_rows_needs_an_end_of_text_token(pair: tuple[Any, 
         PADDED, **OPTIONS, stopping_criteria=[AtMultiple()], spec_method="prompt_lookup", return_dict_in_generate=True
     )
     assert "no sequence ends before the others" in output.spec_stats.plain_reason
-
-
-def test_a_watermark_that_has_been_used_falls_back(pair: tuple[Any, Any]) -> None:
-    """It holds the state of another batch."""
-    model, _ = pair
-    processor = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3).construct_processor(VOCAB_SIZE, "cpu")
-    plain(model, PADDED, **OPTIONS, logits_processor=[processor])
-    output = model.generate(
-        PADDED, **OPTIONS, logits_processor=[processor], spec_method="prompt_lookup", return_dict_in_generate=True
-    )
-    assert "has been used before" in output.spec_stats.plain_reason
 
 
 def test_each_of_many_prompts_has_its_own(pair: tuple[Any, Any]) -> None:

@@ -206,10 +206,6 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda m: hf_specdec.pipeline(model=m, tokenizer="/nowhere/x"),
         "`tokenizer` must be one that transformers can load",
     ),
-    "a length for transformers' loop": (
-        lambda m: hf_specdec.DraftModelConfig(draft_len=2, engine="assisted"),
-        '`draft_len` must be None with engine="assisted", but is 2. Set num_assistant_tokens',
-    ),
 }
 
 
