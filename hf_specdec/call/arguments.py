@@ -49,7 +49,7 @@ TUNING = (  # do nothing by themselves, here neither where a generation configur
     "target_lookbehind",
 )
 ASSISTED_ARGUMENTS = (*MODES, *TUNING)
-STARTING = ("prompt_lookup_num_tokens", "assistant_early_exit")  # would begin transformers' own speculation
+STARTING = ("prompt_lookup_num_tokens",)  # would begin transformers' own speculation
 DRAFTS = ("assistant_model", "assistant_tokenizer")
 
 

@@ -21,8 +21,7 @@ from hf_specdec.engine.static_shapes import (
     reason_against_head,
     shapes_of,
 )
-from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
-from hf_specdec.forward.networks.exit_runner import ExitRunner
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.drafter import BaseDrafter
@@ -154,8 +153,6 @@ def _shapes(request: Request) -> dict[str, Any]:
 
 
 def _network(request: Request) -> str | None:
-    if (layers := request.config.drafting_layers) is not None:
-        return f"the first {counted(layers, 'layer')} of {request.model_name}"
     return type(request.network).__name__ if request.drafts_with_network else None
 
 
@@ -209,15 +206,6 @@ def drafting_of(
 def _draft_runner(request: Request, plan: CallPlan) -> BaseDraftRunner | None:
     """The runner of the call's draft network."""
     call = request.call
-    if (layers := request.config.drafting_layers) is not None:
-        return ExitRunner(
-            call.model,
-            layers,
-            num_rows=request.num_rows,
-            takes_trees=plan.way == "tree",
-            device=request.device,
-            facts=call.facts,
-        )
     network = request.network
     if network is None or not request.drafts_with_network:
         return None

@@ -187,7 +187,7 @@ class Request:
         Raises:
             CheckpointError, UnsupportedModelError: the target's checkpoint has no head.
         """
-        if self.assistant_model is not None or self.config.drafting_layers is not None:
+        if self.assistant_model is not None:
             return cast("PreTrainedModel | DraftHead | None", self.assistant_model)
         return None if self.method.own_head is None else own_head_of(self.model, self.method, self.config)
 

@@ -29,7 +29,7 @@ class CallPlan:
         method (`str`): the method's name; empty for a drafter of the user's own.
         loop (`str`): `"own"` is this package's, `"assisted"` transformers' assisted decoding, `"transformers"` its own
             greedy search, sampling or `generate`.
-        network (`str | None`): class of the draft model or head, or the target's first layers; `None` without one.
+        network (`str | None`): class of the draft model or head; `None` without one.
         budget (`int`): most drafted tokens of a row and step.
         budget_reason (`str`): why as many.
         num_rows (`int`): sequences of the call.

@@ -25,7 +25,7 @@ class Batch:
         max_positions (`int | None`): positions the model has; drafts never reach beyond them.
         vocab_size (`int | None`): tokens the model knows; drafted ids beyond them are left out.
         pad_token_id (`int`): follows sequences that end before others.
-        draft_runner: what drafts with a network, a draft model, a head or first layers; `None` without one, and in
+        draft_runner: what drafts with a network, a draft model or a head; `None` without one, and in
             processes that do not compute with it.
         rounds_alike (`bool`): as of `PromptStart`.
         prompt (`PromptStart`): reads the prompts.

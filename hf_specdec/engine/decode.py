@@ -23,7 +23,6 @@ from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.forward.hidden_states import Layers, part_of_node, states_of
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
-from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter
@@ -123,7 +122,6 @@ def decode_speculatively(
         compiled=compiled_target(call) if plan.is_compiled else None,
         facts=call.facts,
     )
-    _bind(draft_runner, target)
     stats.method = stats.method or type(sequences[0].drafter).__name__
     loop = _Loop(
         _batch(call, plan, sequences, target, steps.network(draft_runner)),
@@ -241,18 +239,11 @@ def queued_sequence_of(
         hidden_layers=_read_layers(draft_runner),
         facts=call.facts,
     )
-    _bind(draft_runner, target)
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
     batch = _batch(call, plan, [sequence], target, steps.network(draft_runner))
     return QueuedSequence(
         batch, longest, (call.now, prefix_key), None if draft_runner is None else draft_runner.network
     )
-
-
-def _bind(draft_runner: BaseDraftRunner | None, target: ModelRunner) -> None:
-    """Let drafts be made over the target's cache where they read it."""
-    if isinstance(draft_runner, ExitRunner):
-        draft_runner.bind(target)
 
 
 def _read_layers(draft_runner: BaseDraftRunner | None) -> tuple[int, ...]:

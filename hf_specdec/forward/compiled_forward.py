@@ -295,16 +295,14 @@ class ForwardWidths:
         self._flat_tokens = 0 if fixed is None else fixed.flat_tokens
         self._compiled = compiled
 
-    def of(self, num_columns: int, shape_of: Callable[[int], tuple[int, ...]], *, is_one: bool = False) -> int:
-        """For a forward of `num_columns`; with `is_one` that of all forwards.
+    def of(self, num_columns: int, shape_of: Callable[[int], tuple[int, ...]]) -> int:
+        """For a forward of `num_columns`.
 
         Args:
             shape_of: from a width to what `CompiledForward` takes.
         """
         if self.all and num_columns > self.all[-1]:
             self.all = (*self.all, num_columns)
-        if is_one:
-            return max((num_columns, *self.all[-1:]))
         fitting = [width for width in self.all if width >= num_columns]
         if not fitting or self._compiled is None:
             return min(fitting, default=num_columns)

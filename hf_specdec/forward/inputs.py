@@ -4,7 +4,6 @@ The model is asked once what a forward of one token takes; after that only token
 Models whose class prepares its inputs itself are asked at every step.
 """
 
-import copy
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -106,18 +105,6 @@ class StepInputs:
         self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
         self._knows_padding = False
         self._graph_inputs: GraphInputs | None = None
-
-    def over(self, model: PreTrainedModel, cache: SpecCache, masks: TreeMasks) -> "StepInputs":
-        """The same for another model over another cache that holds the same texts, until the next commit."""
-        copied = copy.copy(self)
-        copied.model, copied.cache, copied.attention_cache, copied.masks = model, cache, cache, masks
-        copied._makes_masks = False  # noqa: SLF001 a copy of its own
-        copied.template = {**self.template, self.cache_argument: cache}
-        copied.kwargs = {**self.kwargs, self.cache_name: cache}
-        for name in ("output_hidden_states", "output_attentions"):
-            copied.template.pop(name, None)
-            copied.kwargs.pop(name, None)
-        return copied
 
     def of(
         self,

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -54,7 +54,6 @@ class ModelRunner:
 
     Attributes:
         outputs: the model's output of the last forward.
-        end_drafts: ends a round of drafts that the model's first layers make over its cache, where they do.
         kernels (`CpuKernels`): of its forwards on a CPU.
         rows (`TextRows`): the texts of the rows that are left, and their columns.
         forwards (`CallForwards`): computes those that are not compiled.
@@ -108,7 +107,6 @@ class ModelRunner:
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
-        self.end_drafts: Callable[[], None] | None = None
         self._num_read = 0  # tokens of the shortest text that plain generation would have read by the last commit
         self._places: list[slice] = []  # of the last forward's logits, those of each text's new nodes and extra tokens
         self._inputs: StepInputs | None = None
@@ -183,8 +181,6 @@ class ModelRunner:
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
         skips = [0] * len(self.rows)
-        if self.end_drafts is not None:
-            self.end_drafts()
         if self.rows.layouts and self.tier == "chain" and len(self.rows) > 1:
             trees, skips = self._rewind(trees)
         if not self.rows.layouts:
@@ -221,8 +217,7 @@ class ModelRunner:
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
         layouts, counts, spec = self.rows.layouts, self.rows.write(trees), self.cache.spec
-        has_rounds = self.end_drafts is not None  # which have one width
-        widest = self._widths.of(max(counts), self._shape_of, is_one=has_rounds)
+        widest = self._widths.of(max(counts), self._shape_of)
         self._packed = None
         if min(counts) < widest and self.takes_packed_rows and spec is not None:
             self._packed = PackedRows(counts, [length + layouts[0].first_new for length in spec.lengths])
@@ -313,7 +308,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the caller's cache what plain generation would have left in it, also after an interrupted forward."""
-        if self._half_done or self.rows.layouts or self.end_drafts is not None:
+        if self._half_done or self.rows.layouts:
             self.cache.rollback()
             self.rows.layouts = []
         if self.keep_cache:

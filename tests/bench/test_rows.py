@@ -48,7 +48,6 @@ def test_every_method_is_a_row(with_drafts: LoadedModel) -> None:
         ("eagle3", "head"),
         ("auto+head", "head"),
         ("auto", None),
-        ("draft_model:exit_layer=1", None),
     ],
 )
 def test_a_row_brings_its_draft(with_drafts: LoadedModel, name: str, draft: str | None) -> None:

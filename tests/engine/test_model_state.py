@@ -35,11 +35,3 @@ def test_a_model_whose_hidden_states_were_read_is_copied_and_not_pickled(reads_s
     assert copy.deepcopy(model).generate(PROMPT, **call, spec_method="prompt_lookup").tolist() == expected
     with pytest.raises(AttributeError, match="install_output_capuring_hook"):
         pickle.dumps(model)
-
-
-def test_a_model_that_has_drafted_with_its_first_layers_is_pickled() -> None:
-    call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    how: dict[str, Any] = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}}
-    model = hf_specdec.enable(build(FAMILIES["llama"]))
-    expected = model.generate(PROMPT, **call, **how).tolist()
-    assert pickle.loads(pickle.dumps(model)).generate(PROMPT, **call, **how).tolist() == expected

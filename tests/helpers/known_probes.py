@@ -69,5 +69,5 @@ def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
-PROBES = {name: getattr(findings, name) for name in ("probe", "probe_rows", "probe_exit")}
+PROBES = {name: getattr(findings, name) for name in ("probe", "probe_rows")}
 ONCE = {name: _once(probe) for name, probe in PROBES.items()}

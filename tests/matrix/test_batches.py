@@ -13,7 +13,6 @@ from hf_specdec.compat import CACHE
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
-from tests.matrix.test_matrix import leaves_early
 
 pytestmark = pytest.mark.each_value_in_file
 
@@ -30,10 +29,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft_model_tree": {
         "spec_method": "draft_model",
         "spec_config": {"num_branches": 3, "max_nodes": 9, "confidence_threshold": 0.0},
-    },
-    "early_exit_tree": {
-        "spec_method": "draft_model",
-        "spec_config": {"exit_layer": 2, "num_branches": 3, "max_nodes": 9, "confidence_threshold": 0.0},
     },
 }
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "penalty": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 4}}
@@ -56,7 +51,7 @@ class Batch:
         self.expected = plain(model, self.ids, **self.options, return_dict_in_generate=True)
 
     def run(self, method: dict[str, Any], **options: Any) -> Any:
-        if method["spec_method"] == "draft_model" and "exit_layer" not in method["spec_config"]:
+        if method["spec_method"] == "draft_model":
             method = {**method, "assistant_model": self.draft}
         return speculative(self.model, self.ids, **{**self.options, **options}, **method)
 
@@ -75,8 +70,6 @@ def batches(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callab
 
 def skip_refused(family: str, method: str) -> bool:
     """What a family refuses; the errors are `test_matrix.py`'s."""
-    if method.startswith("early_exit") and not leaves_early(family):
-        return True
     return method == "lookahead" and FAMILIES[family].tier == "chain"
 
 

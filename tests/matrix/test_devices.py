@@ -33,7 +33,6 @@ READ_ONCE: dict[str, dict[str, Any]] = {
 }
 DRAFTS: dict[str, dict[str, Any]] = {
     "draft_model": always("draft_model", SHAPES["tree"]),
-    "exit_layer": always("draft_model", {"exit_layer": 2, **SHAPES["tree"]}),
     "eagle3, reduced vocabulary": always("eagle3", SHAPES["tree"]),
     "mtp, glm4_moe, 3 layers": always("mtp", SHAPES["tree"]),
     "dflash, llama": always("dflash", SHAPES["tree"]),
@@ -132,8 +131,7 @@ def test_a_draft_is_read_once_a_level_for_all_rows(device: EmulatedDevice, zoo: 
     target = CASES[name].target(zoo) if name in CASES else zoo("llama")
     draft = CASES[name].head(target) if name in CASES else noisy_copy(target)
     options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, **DRAFTS[name]}
-    if "exit_layer" not in options["spec_config"]:
-        options["assistant_model"] = copy.deepcopy(draft).to(DEVICE)
+    options["assistant_model"] = copy.deepcopy(draft).to(DEVICE)
     model, seen = moved(target, DEVICE), list[int]()
     model.generate(PROMPT.to(DEVICE), max_new_tokens=2, **options)  # what is tried out once
     observe = {"spec_observer": lambda step: seen.append(len(device.reads))}

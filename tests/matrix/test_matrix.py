@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec import ConfigError, UnsupportedModelError
+from hf_specdec import UnsupportedModelError
 from hf_specdec.compat import CACHE
 from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 
 NEW_TOKENS = 20
-EARLY_EXIT: dict[str, Any] = {"exit_layer": 2, "confidence_threshold": 0.0}
 METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "plain": lambda _: {"spec_method": "plain"},
     "prompt_lookup": lambda _: {"spec_method": "prompt_lookup", "spec_config": {"draft_len_per_match": 4}},
@@ -29,13 +28,10 @@ METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
         "spec_method": "draft_model",
         "spec_config": {"num_branches": 3, "confidence_threshold": 0.0},
     },
-    "early_exit": lambda _: {"spec_method": "draft_model", "spec_config": EARLY_EXIT},
-    "early_exit_tree": lambda _: {"spec_method": "draft_model", "spec_config": EARLY_EXIT | {"num_branches": 3}},
     "oracle": DRAFTS["oracle"],
     "random_trees": DRAFTS["random_trees"],
 }
 TREES_ONLY = ("lookahead",)
-WITH_STATES = ("lfm2", "minimax", "qwen3_next")  # besides keys and values
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
@@ -62,7 +58,7 @@ class Cell:
         """The output, the random generator's state after it, and the cache that was passed in."""
         inputs = copy.deepcopy(self.inputs)
         torch.manual_seed(7)
-        if method.get("spec_method") == "draft_model" and "exit_layer" not in method["spec_config"]:
+        if method.get("spec_method") == "draft_model":
             method = {**method, "assistant_model": self.draft}
         output = generate(self.model, **inputs, **self.mode, **RETURN, **method)
         return output, torch.get_rng_state(), inputs.get(CACHE)
@@ -80,11 +76,6 @@ def _chat_turn(model: Any) -> dict[str, Any]:
             "decoder_attention_mask": torch.ones_like(text),
         }
     return inputs | {"input_ids": text}
-
-
-def leaves_early(family: str) -> bool:
-    """Whether a family can draft with its own first layers."""
-    return not FAMILIES[family].is_seq2seq and family not in WITH_STATES
 
 
 @pytest.fixture(scope="session")
@@ -112,10 +103,6 @@ def test_speculation_changes_nothing(
     cell = cells(family, mode, cache)
     if method in TREES_ONLY and FAMILIES[family].tier == "chain":
         with pytest.raises(UnsupportedModelError, match="prompt_lookup"):
-            cell.run(speculative, METHODS[method](cell.expected_ids))
-        return
-    if method.startswith("early_exit") and not leaves_early(family):
-        with pytest.raises(ConfigError, match="exit_layer"):
             cell.run(speculative, METHODS[method](cell.expected_ids))
         return
     output, random_state, used_cache = cell.run(speculative, METHODS[method](cell.expected_ids))
@@ -148,8 +135,6 @@ def test_the_method_accepts_drafts_on_this_family(
 ) -> None:
     """Equality without a single accepted token would prove nothing."""
     if method in TREES_ONLY and FAMILIES[family].tier == "chain":
-        return
-    if method.startswith("early_exit") and not leaves_early(family):
         return
     runs = (
         (cell := cells(family, mode, "no_cache")).run(speculative, METHODS[method](cell.expected_ids)) for mode in MODES

@@ -24,9 +24,7 @@ def test_a_tree_of_a_head_has_sixteen_nodes_unless_it_says_more(name: str) -> No
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("fields", [{"exit_layer": 2}, {"engine": "assisted"}])
-def test_what_only_a_draft_model_can_is_refused(name: str, fields: dict[str, object]) -> None:
-    (field,) = fields
+def test_what_only_a_draft_model_can_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        METHODS[name].config_class.parse(fields)
-    assert raised.value.field == field
+        METHODS[name].config_class.parse({"engine": "assisted"})
+    assert raised.value.field == "engine"

@@ -41,7 +41,6 @@ REQUEST_CHECKS: tuple[Check, ...] = (
 CHECKS: tuple[Check, ...] = (
     method.chains_only,
     inputs.check_passed_cache,
-    method.first_layers,
     method.network,
 )
 # Why a call that passed these checks is decoded plainly.

@@ -18,6 +18,7 @@ from hf_specdec.methods.registry import METHODS
 CACHES = (None, "dynamic", "static", "hybrid", *compat.STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 INSTEAD = {
+    "assistant_early_exit": 'Use spec_method="draft_model" with hf_specdec.self_draft(model, layers=...) in its place.',
     "use_mtp": 'Use spec_method="mtp" in its place.',
     "speculation_type": 'Use spec_method="dflash" in its place.',
     "assistant_ensemble_weight": "Blended probabilities would give other texts.",

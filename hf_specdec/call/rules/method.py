@@ -1,42 +1,34 @@
 """Rules about the method: what its network needs of the model and its inputs, and transformers' assisted decoding."""
 
-from transformers import PreTrainedModel
-
 from hf_specdec import compat
-from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.call.request import Request
 from hf_specdec.compat.devices import is_shared
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.engine.sampling.row_processors import is_pure
-from hf_specdec.errors import ConfigError, UnsupportedModelError, counted
-from hf_specdec.forward.networks.exit_runner import OWN_CACHE
-from hf_specdec.forward.networks.layer_cut import check_forwards, layers_of, path_to_layers
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 
-SMALLER = "Pass a smaller model with the same tokenizer as assistant_model."
 UNREAD = "the draft model has no positions for all of its prompt"
 ONE_SEQUENCE = "transformers' assisted decoding takes one sequence, in one process"
 NEW_TEXT = "transformers' assisted decoding takes a text of token ids that begins an own cache of keys and values"
 
 
 def check_draft(request: Request, field: str = "assistant_model", hint: str = "") -> None:
-    """Raise where the method needs a draft model and the call brings none, or two ways to draft.
+    """Raise where the method needs a draft model and the call brings none.
 
     Args:
         field: name of the draft model in the call.
         hint: comes before the remedy where it is missing.
 
     Raises:
-        ConfigError: `assistant_model` is missing, or comes with `exit_layer`.
+        ConfigError: `assistant_model` is missing.
     """
-    method, layers = request.method, request.config.drafting_layers
-    if layers is not None and request.assistant_model is not None:
-        raise ConfigError("exit_layer", "must be unset with an assistant_model", layers, "Give only one of the two.")
-    if request.assistant_model is not None or layers is not None or not method.needs_assistant:
+    method = request.method
+    if request.assistant_model is not None or not method.needs_assistant:
         return
-    first_layers = 'spec_config={"exit_layer": ...} or hf_specdec.self_draft(model, layers=...)'
-    remedy = f"Pass a smaller model of the same vocabulary, or draft with the first layers: {first_layers}."
+    first_layers = "hf_specdec.self_draft(model, layers=...)"
+    remedy = f"Pass a smaller model of the same vocabulary, or the first layers of this one: {first_layers}."
     if method.needs_draft_head:
         remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
     raise ConfigError(field, f'must be given with spec_method="{method.name}"', None, f"{hint}{remedy}")
@@ -65,41 +57,6 @@ def chains_only(request: Request) -> None:
         f"spec_method={request.method.name!r} needs a model that verifies trees; {request.model_name} takes chains "
         f"only: {request.probed.capability.reason}. Methods that work with it: {others}."
     )
-
-
-def first_layers(request: Request) -> None:
-    """Refuse a model whose first layers cannot draft for it: what can be seen without trying comes first."""
-    if (layers := request.config.drafting_layers) is None:
-        return
-    model, name, cache = request.model, request.model_name, request.call.cache
-
-    def refuse(rule: str, remedy: str = OWN_CACHE) -> None:
-        raise ConfigError("exit_layer", rule, layers, remedy)
-
-    if model.config.is_encoder_decoder:
-        remedy = "Pass a smaller encoder-decoder as assistant_model."
-        refuse(f"must be unset for an encoder-decoder such as {name}", remedy)
-    try:
-        path = request.facts.of(path_to_layers, model)
-        check_forwards(model, path)
-        most = len(layers_of(model, path)) - 1
-    except UnsupportedModelError as error:
-        what = str(error).split(", so that")[0]
-        raise ConfigError("exit_layer", f"must be unset where {what}", layers, SMALLER) from error
-    if layers > most:
-        refuse(f"must be from 1 to {most}, one less than the layers of {name}", "A quarter of the layers is a start.")
-    if not request.facts.of(_keeps_keys_alone, model):
-        refuse(f"must be unset for {name}, whose cache holds more than keys and values")
-    if isinstance(cache, compat.DynamicCache) and not SpecCache.takes(cache):
-        refuse(f"must be unset with this {type(cache).__name__}, which may hold more than keys and values")
-    if (refusal := request.probed.exit_reason(model, layers)) is not None:
-        refuse(f"must be unset for {name}: after {counted(layers, 'layer')}, {refusal}")
-
-
-def _keeps_keys_alone(model: PreTrainedModel) -> bool:
-    """Returns whether the model's cache holds keys and values, and nothing besides them."""
-    cache = compat.fresh_cache(model).get(compat.CACHE)
-    return cache is not None and SpecCache.adopt(cache) is not None
 
 
 def network(request: Request) -> None:

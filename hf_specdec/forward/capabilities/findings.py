@@ -15,7 +15,6 @@ from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
 from hf_specdec.distributed.rank_sync import any_process
 from hf_specdec.forward.capabilities.attempts import ProbeFailed
 from hf_specdec.forward.capabilities.probe import Capability, probe, rounds_alike, untried
-from hf_specdec.forward.capabilities.probe_exit import probe_exit
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.reference import module_tensors
 from hf_specdec.kernels import cpu
@@ -77,11 +76,6 @@ class Found:
         if self.capability.tier != "tree" or not known_state_layers(model):
             return False
         return self._probed(model, ("rounding",), functools.partial(rounds_alike, model), lambda error: False)
-
-    def exit_reason(self, model: PreTrainedModel, layers: int) -> str | None:
-        """Reason why the first `layers` layers cannot draft for the model, or `None`; probed at the first such call."""
-        find = functools.partial(probe_exit, model, layers, "tree" if self.capability.tier == "tree" else "chain")
-        return self._probed(model, ("layers", layers), find, lambda error: None)
 
     def _probed(
         self,

@@ -1,4 +1,4 @@
-"""Base of the runners of draft models, first layers and heads, and one of their rows as drafters see it."""
+"""Base of the runners of draft models and heads, and one of their rows as drafters see it."""
 
 import contextlib
 import itertools

@@ -67,11 +67,6 @@ class SpecConfig:
         return self.node_budget
 
     @property
-    def drafting_layers(self) -> int | None:
-        """Layers of the target that draft, where it does so by itself."""
-        return None
-
-    @property
     def draws_drafts(self) -> bool:
         """True if drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
         return False

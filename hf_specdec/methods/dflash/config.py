@@ -12,7 +12,7 @@ class DFlashConfig(HeadConfig):
 
     Source: https://arxiv.org/abs/2602.06036.
 
-    Further arguments are those of `DraftModelConfig`, but for `exit_layer`.
+    Further arguments are those of `DraftModelConfig`.
 
     Args:
         draft_len (`int`, *optional*, defaults to `15`):

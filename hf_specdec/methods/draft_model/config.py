@@ -46,10 +46,6 @@ class DraftModelConfig(SpecConfig):
             being drawn; `0.0` always drafts `draft_len` tokens. `None` or `"auto"` learns how far drafting saves time,
             from how often tokens of such probability were accepted and from the two models' sizes. Alias:
             `assistant_confidence_threshold`.
-        exit_layer (`int`, *optional*):
-            Layers of the target that draft, with its own norm and head, where there is no `assistant_model`: at least 1
-            and fewer than it has. They share the target's keys and values. transformers' `assistant_early_exit` sets
-            it too.
 
     Attributes:
         first_len, longest (`int`): the `draft_len` that `None` begins with, and the most that it grows to.
@@ -66,13 +62,11 @@ class DraftModelConfig(SpecConfig):
     num_branches: int = 1
     max_nodes: int | None = None
     confidence_threshold: float | None = None
-    exit_layer: int | None = None
 
     aliases: ClassVar[Mapping[str, str]] = {
         "max_draft_len": "draft_len",
         "num_assistant_tokens": "draft_len",
         "assistant_confidence_threshold": "confidence_threshold",
-        "assistant_early_exit": "exit_layer",
     }
     list_form: ClassVar[tuple[str, ...]] = (
         "draft_len",
@@ -85,7 +79,6 @@ class DraftModelConfig(SpecConfig):
         "draft": "draft_model_device_list",
     }
     transformers_arguments: ClassVar[Mapping[str, str]] = {
-        "assistant_early_exit": "exit_layer",
         "num_assistant_tokens": "draft_len",
         "assistant_confidence_threshold": "confidence_threshold",
     }
@@ -107,17 +100,6 @@ class DraftModelConfig(SpecConfig):
         if self.max_nodes is not None:
             check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         self._check_threshold(self.confidence_threshold)
-        if self.exit_layer is not None:
-            self._check_exit()
-
-    def _check_exit(self) -> None:
-        check_positive("exit_layer", self.exit_layer, "A quarter of the model's layers is a start.")
-        remedy = "Leave it out, or pass assistant_model=hf_specdec.self_draft(model, layers=...) instead."
-        if self.engine != "loop":
-            raise ConfigError("engine", 'must be "loop" with exit_layer', self.engine, remedy)
-        if self.draft_model_device_list is not None:
-            rule = "must be unset with exit_layer, which drafts where the target is"
-            raise ConfigError("draft_model_device_list", rule, self.draft_model_device_list, remedy)
 
     def _check_threshold(self, value: object) -> None:
         if isinstance(value, str) and value == "auto":
@@ -133,11 +115,6 @@ class DraftModelConfig(SpecConfig):
     def draws_drafts(self) -> bool:
         """True if drafts are drawn, and accepted by the ratio of two models' probabilities, when sampling."""
         return self.use_logits
-
-    @property
-    def drafting_layers(self) -> int | None:
-        """Layers of the target that draft, where it does so by itself."""
-        return self.exit_layer
 
     @property
     def node_budget(self) -> int:

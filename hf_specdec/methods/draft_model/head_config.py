@@ -1,7 +1,6 @@
 """Parameters that all draft heads have."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import ClassVar
 
 from hf_specdec.errors import ConfigError
@@ -19,17 +18,9 @@ class HeadConfig(DraftModelConfig):
             Drafted tokens that are verified a step at most, all branches together. `None` verifies as many as are worth
             what they add to the target's forward, at most `draft_len` of a chain and
             `min(draft_len * num_branches, 16)` of a tree; with a `confidence_threshold` all that are drafted.
-        exit_layer (`None`):
-            Has to be unset with a draft head.
     """
 
-    aliases: ClassVar[Mapping[str, str]] = {
-        name: field for name, field in DraftModelConfig.aliases.items() if field != "exit_layer"
-    }
     list_form: ClassVar[tuple[str, ...]] = ()
-    transformers_arguments: ClassVar[Mapping[str, str]] = {
-        name: field for name, field in DraftModelConfig.transformers_arguments.items() if field != "exit_layer"
-    }
     tree_nodes: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
@@ -37,6 +28,3 @@ class HeadConfig(DraftModelConfig):
         if self.engine != "loop":
             rule, remedy = 'must be "loop" with a draft head', "Leave it out: transformers' loop drafts without it."
             raise ConfigError("engine", rule, self.engine, remedy)
-        if self.exit_layer is not None:
-            remedy = 'Use spec_method="draft_model" to draft with the target\'s first layers.'
-            raise ConfigError("exit_layer", "must be unset with a draft head", self.exit_layer, remedy)

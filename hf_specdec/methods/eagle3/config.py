@@ -13,7 +13,7 @@ class Eagle3Config(HeadConfig):
     Sources: https://arxiv.org/abs/2503.01840 (EAGLE-3), https://arxiv.org/abs/2406.16858 (EAGLE-2: the tree grows
     below its most probable nodes, and the most probable ones of all are verified).
 
-    Further arguments are those of `DraftModelConfig`, but for `exit_layer`.
+    Further arguments are those of `DraftModelConfig`.
 
     Args:
         draft_len (`int`, *optional*, defaults to `6`):

@@ -12,7 +12,7 @@ class MtpConfig(HeadConfig):
 
     Source: https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 2.2).
 
-    Further arguments are those of `DraftModelConfig`, but for `exit_layer`.
+    Further arguments are those of `DraftModelConfig`.
 
     Args:
         draft_len (`int`, *optional*, defaults to `4`):

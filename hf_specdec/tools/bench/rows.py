@@ -81,7 +81,7 @@ def make_row(name: str, loaded: LoadedModel) -> Row:
     kwargs = {"spec_method": method.name, "spec_config": config}
     if method.needs_draft_head:
         draft = "head"
-    elif method.needs_draft_model and config.drafting_layers is None:
+    elif method.needs_draft_model:
         draft = "draft_model"
     if draft:
         kwargs |= _draft_kwargs(name, draft, loaded)

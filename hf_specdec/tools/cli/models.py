@@ -119,7 +119,7 @@ def draft_of(options: MethodOptions, kwargs: Mapping[str, Any], target: str) -> 
     if draft is not None and not (method.takes_draft_model or method.takes_draft_head):
         rule = f"must be unset with spec_method={method.name!r}, which drafts without a second model"
         raise ConfigError("assistant_model", rule, draft, "Leave it out.")
-    if draft is None and method.needs_assistant and kwargs["spec_config"].drafting_layers is None:
+    if draft is None and method.needs_assistant:
         draft = next((name for name in AT_HAND.get(target, ()) if _method_of_draft(name) == method.name), None)
         if draft is None:
             remedy = "Name a draft head for this model." if method.needs_draft_head else "Name a smaller model."

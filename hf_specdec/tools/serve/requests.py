@@ -151,7 +151,7 @@ class RequestReader:
         kwargs: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
         draft, is_head = self.draft_model, isinstance(self.draft_model, DraftHead)
         takes_draft = method.name in draft.methods if is_head else draft is not None and method.takes_draft_model
-        if takes_draft and config.drafting_layers is None:
+        if takes_draft:
             kwargs["assistant_model"] = draft
             if self.draft_tokenizer is not None:
                 kwargs["assistant_tokenizer"] = self.draft_tokenizer

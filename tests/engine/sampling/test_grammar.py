@@ -18,7 +18,6 @@ pytest.importorskip("llguidance")
 OTHERS: dict[str, dict[str, Any]] = {
     "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}},
     "eagle3": {"spec_method": "eagle3"},
-    "first_layers": {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}},
 }
 
 

@@ -18,7 +18,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "max_matching_ngram_size": ("lookahead", 2, 'Use spec_method="prompt_lookup", which takes it'),
     "num_assistant_tokens": ("prompt_lookup", 5, '"draft_model" or "eagle3"'),
     "assistant_confidence_threshold": ("auto", 0.0, '"draft_model" or "eagle3"'),
-    "assistant_early_exit": ("auto", 1, 'Use spec_method="draft_model", which takes it'),
+    "assistant_early_exit": ("draft_model", 1, "self_draft"),
     "num_assistant_tokens_schedule": ("draft_model", "constant", "confidence_threshold"),
     "assistant_lookbehind": ("draft_model", 10, "word boundary"),
     "target_lookbehind": ("draft_model", 10, "word boundary"),
@@ -74,7 +74,6 @@ def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
     ("call", "field"),
     [
         ({"spec_config": {"draft_len": 4}, "num_assistant_tokens": 3}, "num_assistant_tokens"),
-        ({"spec_config": {"exit_layer": 1}}, "exit_layer"),
     ],
 )
 def test_two_ways_to_say_one_thing_are_refused(model: Any, route: Any, call: dict[str, Any], field: str) -> None:
@@ -94,7 +93,8 @@ def test_one_of_many_prompts_is_taken_over_too(model: Any) -> None:
     """The job's settings are left aside by a prompt with another method."""
     ours: list[dict[str, Any]] = [{}, {"spec_method": "prompt_lookup"}, {"spec_method": None}]
     prompts = [{"input_ids": PROMPT, **settings} for settings in ours]
-    job = {"spec_method": "draft_model", "assistant_early_exit": 1, "num_assistant_tokens": 2}
+    draft = build(FAMILIES["llama"])
+    job = {"spec_method": "draft_model", "assistant_model": draft, "num_assistant_tokens": 2}
     results = list(hf_specdec.generate_many(model, prompts, **CALL, **job))
     assert [result.error for result in results] == [None] * 3
     assert [result.stats.method for result in sorted(results, key=lambda result: result.index)] == [

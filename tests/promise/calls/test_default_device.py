@@ -21,10 +21,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},
     "auto": {"spec_method": "auto"},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"num_branches": 2, "confidence_threshold": 0.0}},
-    "first layer": {"spec_method": "draft_model", "spec_config": {"exit_layer": 1, "confidence_threshold": 0.0}},
     "lookahead": {"spec_method": "lookahead"},
 }
-TREES_ONLY = {"lookahead", "first layer"}
+TREES_ONLY = {"lookahead"}
 INPUTS: dict[str, dict[str, Any]] = {
     "greedy": {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT), "do_sample": False},
     "sampled": {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT), "do_sample": True, "top_k": 9},

@@ -73,17 +73,16 @@ def test_holes_in_the_mask_are_respected(model: Any, draft: Draft) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", ["auto", "random_trees", "exit_layer"])
+@pytest.mark.parametrize("method", ["auto", "random_trees"])
 def test_holes_in_a_mask_that_trees_would_miss_are_respected(method: str) -> None:
     """GIT puts columns of an image before the mask that it is given; a tree's mask has none."""
     model = hf_specdec.enable(copy.deepcopy(varied("git", "causal")))
-    exit_layer = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1, "num_branches": 3}}
     for hidden in ([3, 4], []):
         mask = torch.ones_like(PROMPT)
         mask[0, hidden] = 0
         options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 16, "do_sample": False}
         expected = plain(model, PROMPT, **options)
-        drafted = exit_layer if method == "exit_layer" else DRAFTS[method](expected[0].tolist())
+        drafted = DRAFTS[method](expected[0].tolist())
         output = model.generate(PROMPT, **options, **drafted, return_dict_in_generate=True)
         assert output.sequences.tolist() == expected.tolist()
         reason = "its attention_mask hides tokens, and several sequences at once do not work" if hidden else "None"

@@ -19,13 +19,11 @@ from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
-FIRST_LAYER: dict[str, Any] = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}}
 METHODS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "prompt_lookup": lambda model: {"spec_method": "prompt_lookup"},
     "lookahead": lambda model: {"spec_method": "lookahead"},
     "auto": lambda model: {"spec_method": "auto"},
     "draft model": lambda model: {"spec_method": "draft_model", "assistant_model": noisy_copy(model)},
-    "first layer": lambda model: FIRST_LAYER,
     "head": lambda model: {"spec_method": "eagle3", "assistant_model": random_head(model)},
 }
 
@@ -103,7 +101,7 @@ CHANGES = [cut, grow_rotary, cast, add_adapter, other_head]
 @pytest.mark.at_most(2)
 @pytest.mark.each_value
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("name", ["prompt_lookup", "draft model", "first layer"])
+@pytest.mark.parametrize("name", ["prompt_lookup", "draft model"])
 def test_the_text_is_plains_after_a_change_of_the_structure(name: str, change: Callable[[Any], None]) -> None:
     model = hf_specdec.enable(build(FAMILIES["llama"]))
     how = METHODS[name](model)
@@ -117,15 +115,6 @@ def test_the_text_is_plains_after_a_change_of_the_structure(name: str, change: C
     output = model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0]), return_dict_in_generate=True)
     assert output.sequences.tolist() == expected
     assert output.spec_stats.num_accepted_tokens > 0
-
-
-def test_an_exit_beyond_the_layers_that_are_left_is_refused() -> None:
-    model = hf_specdec.enable(build(FAMILIES["llama"]))
-    how = {"spec_method": "draft_model", "spec_config": {"exit_layer": 2}}
-    model.generate(PROMPT, **CALL, **how)
-    cut(model)
-    with pytest.raises(hf_specdec.ConfigError, match="must be from 1 to 1"):
-        model.generate(PROMPT, **CALL, **how)
 
 
 def test_a_longer_table_of_positions_is_made_use_of() -> None:
@@ -181,8 +170,7 @@ def test_a_class_that_does_not_name_its_embeddings_generates(monkeypatch: pytest
         raise NotImplementedError("`get_input_embeddings` is not there")
 
     monkeypatch.setattr(type(model), "get_input_embeddings", unknown)
-    for how in ({"spec_method": "prompt_lookup"}, FIRST_LAYER):
-        assert model.generate(PROMPT, **CALL, **how).tolist() == expected.tolist()
+    assert model.generate(PROMPT, **CALL, spec_method="prompt_lookup").tolist() == expected.tolist()
     with pytest.raises(hf_specdec.UnsupportedModelError, match="does not name them"):
         model.generate(PROMPT, **CALL, spec_method="eagle3", assistant_model=head)
 

@@ -14,7 +14,6 @@ from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks.draft_runner import DraftRunner
-from hf_specdec.forward.networks.exit_runner import ExitRunner
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, noisy_copy
@@ -25,10 +24,9 @@ PROMPTS = [PROMPT[0, start:].tolist() for start in range(4)]
 NETWORKS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "none": lambda model: {"spec_method": "prompt_lookup"},
     "draft model": lambda model: {"spec_method": "draft_model", "assistant_model": noisy_copy(model)},
-    "first layer": lambda model: {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}},
     "head": lambda model: {"spec_method": "eagle3", "assistant_model": random_head(model)},
 }
-RUNNERS = (DraftRunner, ExitRunner, HeadRunner)
+RUNNERS = (DraftRunner, HeadRunner)
 
 
 class Broken(Exception):

@@ -44,8 +44,6 @@ def everything(model: Any) -> None:
         model.generate(PADDED, attention_mask=MASK, **CALL, **method_of(name, draft), return_dict_in_generate=True)
         list(hf_specdec.generate_many(model, PROMPT, **CALL, **method_of(name, draft)))
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup", cache_implementation="static")
-    if model.config.model_type == "llama":
-        model.generate(PROMPT, **CALL, **FIRST_LAYER)
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup", spec_config={"engine": "assisted"})
     model.set_attn_implementation("eager")
     model.generate(PROMPT, **CALL, spec_method="prompt_lookup")
@@ -67,11 +65,9 @@ def test_a_model_is_freed_with_its_last_reference(
     assert weight() is None
 
 
-FIRST_LAYER: dict[str, Any] = {"spec_method": "draft_model", "spec_config": {"exit_layer": 1}}
 NETWORKS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "draft model": lambda model: method_of("draft_model", noisy_copy(model)),
     "auto with a draft model": lambda model: {"spec_method": "auto", "assistant_model": noisy_copy(model)},
-    "first layer": lambda model: FIRST_LAYER,
     "head": lambda model: {"spec_method": "eagle3", "assistant_model": random_head(model)},
 }
 
