@@ -62,14 +62,3 @@ def test_two_calls_do_not_share_counters() -> None:
     first, second = SpecStats(), SpecStats()
     first.record_step(3, 2)
     assert second.accepted_per_position == []
-
-
-def test_reliability_sets_what_was_predicted_beside_what_happened() -> None:
-    stats = SpecStats()
-    assert stats.reliability == []
-    stats.record_predictions([(0.31, True), (0.35, False), (0.96, True), (1.0, True)])
-    stats.record_predictions([(0.33, False)])
-    (low, high) = stats.reliability
-    assert low == (pytest.approx(0.33), pytest.approx(1 / 3), 3)
-    assert high == (pytest.approx(0.98), 1.0, 2)
-    assert json.loads(json.dumps(stats.to_dict()))["reliability"][1][1:] == [1.0, 2]

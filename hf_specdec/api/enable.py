@@ -16,7 +16,7 @@ from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, be
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.generate import decode
 from hf_specdec.compat.modules import remove_output_hooks
-from hf_specdec.engine.model_state import ATTRIBUTE, drop_drafts, state_of
+from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
 from hf_specdec.kernels.attention import check_attention
@@ -90,7 +90,6 @@ def disable(model: Model) -> Model:
 
     Its generation configuration loses the settings that only an enabled model reads, as `spec_method`, so that they are
     unknown again; a configuration object that has some is replaced by a copy, as other models may share it.
-    Draft models and heads that are not next to another target drop what they kept for their compiled forwards.
 
     Args:
         model (`PreTrainedModel`): the model that `enable` was given.
@@ -102,7 +101,6 @@ def disable(model: Model) -> Model:
     if become_plain(inner):
         inner.generation_config = compat.without_settings(inner.generation_config, added_arguments())
     if ATTRIBUTE in vars(inner):
-        drop_drafts(inner)
         remove_output_hooks(inner)
     state = vars(inner).pop(ATTRIBUTE, None)
     if state is not None and state.keeps_settings:

@@ -5,13 +5,11 @@ print(out.spec_stats.plan)
 out.spec_stats.mean_acceptance_length
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 import torch
 
-NUM_BINS = 10
 LOOPS = {
     "own": "this package's loop",
     "assisted": "transformers' assisted decoding",
@@ -125,9 +123,6 @@ class SpecStats:
         record_reason (`str | None`): why the model's own code computed the others, where they cannot be recorded.
         plain_reason (`str | None`): why the engine decoded without speculation, if it did.
         plan (`CallPlan | None`): how the call was decoded, and why; `None` where nothing was decoded.
-        predictions (`list[list[float]]`): of drafted tokens whose parents were accepted, where the method predicts
-            acceptance: for each tenth of probability how many there were, the sum of their probabilities, and how many
-            were accepted. `reliability` puts it as rates.
     """
 
     method: str = "plain"
@@ -153,7 +148,6 @@ class SpecStats:
     record_reason: str | None = None
     plain_reason: str | None = None
     plan: CallPlan | None = None
-    predictions: list[list[float]] = field(default_factory=list)
 
     @classmethod
     def of(cls, plan: CallPlan) -> Self:
@@ -176,23 +170,6 @@ class SpecStats:
         self.num_forced_tokens += num_drafted
         self.num_accepted_forced_tokens += num_accepted
 
-    def record_predictions(self, outcomes: Iterable[tuple[float, bool]]) -> None:
-        """Count drafted tokens: the probability that each would be accepted, and whether it was."""
-        if not self.predictions:
-            self.predictions = [[0, 0.0, 0] for _ in range(NUM_BINS)]
-        for probability, accepted in outcomes:
-            bin_counts = self.predictions[min(NUM_BINS - 1, int(probability * NUM_BINS))]
-            bin_counts[0] += 1
-            bin_counts[1] += probability
-            bin_counts[2] += accepted
-
-    @property
-    def reliability(self) -> list[tuple[float, float, int]]:
-        """Predicted probability of acceptance, share accepted, and number of tokens, for each tenth that has any."""
-        return [
-            (expected / count, accepted / count, int(count)) for count, expected, accepted in self.predictions if count
-        ]
-
     @property
     def acceptance_rate(self) -> float:
         """Accepted draft tokens over drafted ones; 0 where nothing was drafted."""
@@ -210,13 +187,7 @@ class SpecStats:
 
     def to_dict(self) -> dict[str, Any]:
         """All counters and rates as JSON values."""
-        names = (
-            *self.__slots__,
-            "acceptance_rate",
-            "acceptance_rate_per_position",
-            "mean_acceptance_length",
-            "reliability",
-        )
+        names = (*self.__slots__, "acceptance_rate", "acceptance_rate_per_position", "mean_acceptance_length")
         values = {name: getattr(self, name) for name in names}
         return values | {"plan": None if self.plan is None else self.plan.to_dict()}
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from transformers import PreTrainedModel
@@ -26,7 +25,7 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import MethodState
 
 ATTRIBUTE = "_hf_specdec"
-NOT_COPIED = ("lock", "compiled", "drafts", "targets", "facts", "weights")
+NOT_COPIED = ("lock", "compiled", "facts", "weights")
 MOST_WARNINGS = 100  # some name a length or a value of the call
 logger = logging.getLogger("hf_specdec")
 
@@ -45,8 +44,6 @@ class ModelState:
     plain_kernels: bool | None = None  # whether calls that transformers decodes have the kernels; `None`: in 16 bits
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)
-    drafts: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # compiled next to it
-    targets: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, repr=False, compare=False)  # of a draft
     facts: tuple[Hashable, ModelFacts] | None = field(default=None, repr=False, compare=False)  # with their structure
     weights: WeightsVersion = field(default_factory=WeightsVersion, repr=False, compare=False)
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -114,30 +111,13 @@ class ModelState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self.lock, self.compiled, self.facts = threading.Lock(), {}, None
-        self.drafts, self.targets, self.weights = WeakSet(), WeakSet(), WeightsVersion()
+        self.lock, self.compiled, self.facts, self.weights = threading.Lock(), {}, None, WeightsVersion()
 
 
 def state_of(model: torch.nn.Module) -> ModelState:
     """The state of a model or a draft head, made at first use."""
     state: ModelState | None = model.__dict__.get(ATTRIBUTE)
     return model.__dict__.setdefault(ATTRIBUTE, ModelState()) if state is None else state
-
-
-def compiled_beside(target: PreTrainedModel, draft: torch.nn.Module) -> None:
-    """Note that the forwards of a draft model or head are compiled for calls of `target`."""
-    state_of(target).drafts.add(draft)
-    state_of(draft).targets.add(target)
-
-
-def drop_drafts(target: PreTrainedModel) -> None:
-    """Drop what compiled forwards of drafts keep, their buffers too, where they serve no other target."""
-    for draft in list(state_of(target).drafts):
-        state = state_of(draft)
-        state.targets.discard(target)
-        if not state.targets:
-            with state.lock:
-                state.compiled.clear()
 
 
 @contextlib.contextmanager

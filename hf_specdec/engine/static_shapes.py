@@ -17,7 +17,7 @@ from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import hooks_of, is_library_code
 from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.call import Call
-from hf_specdec.engine.model_state import compiled_beside, state_of
+from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.compiled_forward import (
     DRAFT_STEP,
     MODEL_STEP,
@@ -154,7 +154,6 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     compiled = state_of(draft).compiled_forward(draft, settings, DRAFT_STEP)
     if compiled.reason is not None:
         return None
-    compiled_beside(call.model, draft)
     return DraftShapes(cache, FixedShapes(widths, capacity, flat_tokens, _is_undisturbed(call, draft)), compiled)
 
 
@@ -172,7 +171,6 @@ def head_shapes(call: Call, head: DraftHead, kind: StepKind, *, num_columns: int
     compiled = state_of(head).compiled_forward(head, target.settings, kind)
     if compiled.reason is not None:
         return None
-    compiled_beside(call.model, head)
     num_columns = max(num_columns, call.cache.get_max_length())  # generate's own never gets shorter again
     widths = forward_widths(widest, is_host(call.model.device))
     capacity = capacity_for(num_columns + (ROUND_WIDTHS - 1) * widest + widths[-1])

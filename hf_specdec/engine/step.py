@@ -254,8 +254,6 @@ class StepRunner(SingleProcess):
                     sequence.stats.record_forced(
                         len(tree) - len(drafted), sum(node not in drafted for node in result.path)
                     )
-                if tree.probabilities is not None:
-                    sequence.stats.record_predictions(tree.predictions(result.path, result.tokens))
         if budget is not None:
             budget.record(
                 trees,

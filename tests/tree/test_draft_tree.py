@@ -111,12 +111,6 @@ def test_equal_trees_are_equal_and_survive_copies() -> None:
         assert [twin.children(node) for node in range(9)] == [tree.children(node) for node in range(9)]
 
 
-def test_predictions_are_of_the_nodes_below_accepted_ones() -> None:
-    tree = DraftTree.chain(1, [2, 3]).with_probabilities((1.0, 0.5, 0.2))
-    assert tree.predictions([0], [9]) == [(0.5, False)]
-    assert tree.predictions([0, 1], [2, 9]) == [(0.5, True), (0.4, False)]
-
-
 NO_PROBABILITIES = [(1.0,), (1.0, 0.5, 0.2), (1.0, 1.5), (1.0, -0.1), (1.0, float("nan"))]
 
 

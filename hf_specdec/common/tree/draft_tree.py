@@ -168,22 +168,6 @@ class DraftTree:
             nodes.append(self.parents[nodes[-1]])
         return nodes[::-1]
 
-    def predictions(self, path: Sequence[int], tokens: Sequence[int]) -> list[tuple[float, bool]]:
-        """Outcomes of the nodes whose parents were accepted: the probability of each given its parent's acceptance,
-        and whether it was the token of the text. Below a node of probability 0 nothing was predicted.
-
-        Args:
-            path: the accepted nodes from the root on.
-            tokens: the token of the text after each of them.
-        """
-        assert self.probabilities is not None
-        return [
-            (self.probabilities[child] / self.probabilities[node], self.tokens[child] == token)
-            for node, token in zip(path, tokens, strict=True)
-            if self.probabilities[node] > 0.0
-            for child in self._below[node].values()
-        ]
-
     def nodes_in(self, other: "DraftTree") -> list[int | None]:
         """For each node, the node of `other` with the same tokens from the root on; `None` where there is none."""
         nodes: list[int | None] = [0]
