@@ -1,4 +1,4 @@
-"""How a model computes: compared before each call with the last one, and code from elsewhere that may change a cache.
+"""Compares how a model computes with an earlier call, and finds code from elsewhere that may change a cache.
 
 Names                              Why
 `_forward_hooks`, `_forward_pre_hooks` and the global ones of torch
