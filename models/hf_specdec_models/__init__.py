@@ -1,0 +1,1 @@
+"""Weights of the embedded models, which `hf_specdec.embedded.path` reads."""
