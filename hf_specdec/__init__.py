@@ -66,7 +66,6 @@ __all__ = [
     "generate_many",
     "grammar",
     "max_draft_len",
-    "pipeline",
     "self_draft",
     "spec_memory",
 ]
@@ -84,7 +83,6 @@ _NAMES = {  # by module
     "forward.capabilities.probe": ("Capability",),
     "loading.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
     "loading.drafts": ("AutoDraftHead",),
-    "loading.pipelines": ("pipeline",),
     "loading.published": ("fetch",),
     "loading.self_drafting": ("self_draft",),
     "methods.auto.config": ("AutoSpecConfig",),
@@ -114,7 +112,6 @@ if TYPE_CHECKING:
     from hf_specdec.forward.capabilities.probe import Capability
     from hf_specdec.loading.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from hf_specdec.loading.drafts import AutoDraftHead
-    from hf_specdec.loading.pipelines import pipeline
     from hf_specdec.loading.published import fetch
     from hf_specdec.loading.self_drafting import self_draft
     from hf_specdec.methods.auto.config import AutoSpecConfig

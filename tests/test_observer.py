@@ -85,11 +85,6 @@ def test_a_head_is_called_by_its_method(target: Any, tokenizer: Any) -> None:
     assert "draft_model" not in said
 
 
-def test_a_window_is_the_only_source_where_lookahead_keeps_no_text(target: Any, tokenizer: Any) -> None:
-    steps = steps_of(target, tokenizer, spec_method="lookahead", spec_config={"fill_from_prompt": False})
-    assert {node.source for step in steps for node in step.nodes} == {"window"}
-
-
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize(
     ("method", "config"),

@@ -20,7 +20,6 @@ from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
 from hf_specdec.kernels.attention import check_attention
-from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.config import SpecConfig
@@ -44,7 +43,7 @@ def enable(
         model (`PreTrainedModel`): a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled
             ones too.
         spec_memory (`SpecMemory`, *optional*): what `spec_method="auto"` remembers, loaded from a file or shared with
-            other models of the same tokenizer. Its bounds count, whatever the configuration says.
+            other models of the same tokenizer.
         plain_kernels (`bool`, *optional*, defaults to `True` in bf16 and fp16, or as it is): whether calls without
             speculation compute by this package's CPU kernels too, so that they are faster and in bf16 and fp16 write
             the text of every `spec_method`. These kernels round otherwise than torch's: as under `torch.compile`, near
@@ -137,7 +136,7 @@ def spec_memory(model: Any) -> SpecMemory:
         UnsupportedModelError: it has no `generate`.
     """
     state = state_of(_generating(model))
-    return memory_in_use(state.method_state, AutoSpecConfig.parse(state.defaults.get("auto")))
+    return memory_in_use(state.method_state)
 
 
 def _generating(model: Any) -> PreTrainedModel:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.method import memory_in_use
 from hf_specdec.tools.bench import run as run_module
 from hf_specdec.tools.bench.rows import ASSISTANT, LOOKUP, PLAIN, TRANSFORMERS
@@ -70,7 +69,7 @@ def test_no_call_drafts_from_an_answer_to_its_prompt(run: Run, monkeypatch: pyte
     sizes: list[int] = []
 
     def before(loaded: Any, row: Any) -> None:
-        memory = memory_in_use(state_of(loaded.model).method_state, AutoSpecConfig())
+        memory = memory_in_use(state_of(loaded.model).method_state)
         sizes.extend([len(memory.pool)] * (row.name == "auto"))
 
     watched(monkeypatch, before)

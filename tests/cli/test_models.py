@@ -54,10 +54,11 @@ def test_a_memory_is_loaded_and_saved(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), remembering(target.model, file):
         target.model.generate(**inputs, max_new_tokens=8, **kwargs)
         raise KeyboardInterrupt
-    (text,) = hf_specdec.SpecMemory.load(file).pool.texts()
+    texts = hf_specdec.SpecMemory.load(file).pool.generations()
+    assert texts[1][-1] == -1
     other, _ = models.load(EMBEDDED)
     with remembering(other.model, file):
-        assert hf_specdec.spec_memory(other.model).pool.texts() == [text]
+        assert hf_specdec.spec_memory(other.model).pool.generations() == texts
 
 
 def test_a_memory_of_another_tokenizer_or_no_memory_is_refused(tmp_path: Path) -> None:

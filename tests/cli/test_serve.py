@@ -114,10 +114,11 @@ def test_what_clients_wrote_is_kept_over_a_restart(run: Run, tmp_path: Path) -> 
     first = serve_once(run, *words)
     tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
     ids = tuple(tokenizer(PROMPT).input_ids)
-    texts = hf_specdec.SpecMemory.load(path).pool.texts()
-    assert [text[: len(ids)] for text in texts] == [ids]
+    _, texts = hf_specdec.SpecMemory.load(path).pool.generations()
+    assert tuple(texts[: len(ids)]) == ids
+    assert texts.count(-1) == 1
     assert serve_once(run, *words) == first
-    assert len(hf_specdec.SpecMemory.load(path).pool.texts()) == 2
+    assert hf_specdec.SpecMemory.load(path).pool.generations()[1].count(-1) == 2
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ LOADERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda device: hf_specdec.AutoModelForCausalLM.from_pretrained(PATH, device_map={"": "cpu", "model": device}),
     ),
     "head": ("device", lambda device: hf_specdec.AutoDraftHead.from_pretrained(PATH, device=device)),
-    "pipeline": ("device", lambda device: hf_specdec.pipeline(model=str(PATH), device=device)),
 }
 
 

@@ -12,7 +12,7 @@ from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.plain.config import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
-WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes", "max_pool_tokens")
+WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes")
 
 
 COUNTS: list[tuple[Any, str]] = [

@@ -90,7 +90,6 @@ def test_a_shared_pool_is_a_public_one() -> None:
         (DraftModelConfig(), "to_vllm", {"draft_model": 3}, "draft_model"),
         (MtpConfig(), "to_tensorrt_llm", {"draft_model": b"d"}, "draft_model"),
         (LookaheadConfig(), "to_vllm", {}, "spec_config"),
-        (LookaheadConfig(fill_from_prompt=False), "to_tensorrt_llm", {}, "fill_from_prompt"),
         (AutoSpecConfig(), "to_vllm", {}, "spec_config"),
         (AutoSpecConfig(), "to_tensorrt_llm", {}, "spec_config"),
         (PlainConfig(), "to_vllm", {}, "spec_config"),

@@ -10,7 +10,7 @@ from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 
 # What is shared, a change of it, and what is seen of it.
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "texts": (lambda: NgramPool(100), lambda pool: pool.add([5, 6, 7]), lambda pool: pool.texts()),
+    "texts": (lambda: NgramPool(100), lambda pool: pool.add([5, 6, 7]), lambda pool: pool.generations()),
     "acceptances": (AcceptanceCounts, lambda counts: counts.record([(0, 0.9, True)]), lambda counts: counts.mean(0)),
 }
 

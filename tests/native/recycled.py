@@ -6,7 +6,7 @@ import numpy as np
 
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NOTHING, NUM_KEPT, Entry, RecycledLogits, Rows, log_odds
 
-__all__ = ["TOKEN_BITS", "get", "key_of", "keys_of", "longest", "put", "put_nodes"]
+__all__ = ["TOKEN_BITS", "get", "key_of", "keys_of", "longest", "put", "put_nodes", "put_rows"]
 
 TOKEN_BITS = 21  # of a token in a key: three of them fill a whole number of 64 bits
 
@@ -47,7 +47,23 @@ def put(recycled: RecycledLogits, tokens: Sequence[int], entry: Entry) -> None:
     """Keep what the target thinks likely after `tokens`, at most `MAX_KEY` of them, and after their ends."""
     keys = np.array([key_of(tokens[start:]) for start in range(len(tokens))], dtype=np.int64)
     rows = filled(np.array([entry[0]]), np.array([entry[1]]))
-    recycled.put_rows(keys, *[row.repeat(len(keys), axis=0) for row in rows])
+    put_rows(recycled, keys, *[row.repeat(len(keys), axis=0) for row in rows])
+
+
+def put_rows(recycled: RecycledLogits, keys: Rows, tokens: Rows, evidence: Rows) -> None:
+    """Keep entries: `(N,)` keys, `(N, NUM_KEPT)` tokens and evidence; of equal keys the last one counts."""
+    recycled.renumber_late_stamps()
+    table_keys, stamps, table_tokens, table_evidence, num_sets, num_ways = recycled.arrays
+    while len(keys):
+        recycled.clock += 1
+        places = (keys % num_sets * num_ways)[:, None] + np.arange(num_ways)  # (N, ways)
+        # a key's own place, else an empty one, else the one not written to for the longest time
+        ages = np.where(table_keys[places] == keys[:, None], -1, stamps[places])  # (N, ways)
+        chosen = places[:, 0] + ages.argmin(axis=1)  # (N,)
+        table_keys[chosen], stamps[chosen] = keys, recycled.clock
+        table_tokens[chosen], table_evidence[chosen] = tokens, evidence
+        lost = table_keys[chosen] != keys  # different keys that chose one place
+        keys, tokens, evidence = keys[lost], tokens[lost], evidence[lost]
 
 
 def put_nodes(
@@ -63,7 +79,7 @@ def put_nodes(
     keys = _keys_of_nodes(tokens, parents, before)  # (MAX_KEY, N)
     shape = (keys.size, NUM_KEPT)
     repeated = [np.broadcast_to(row, (*keys.shape, NUM_KEPT)).reshape(shape) for row in (best, evidence)]
-    recycled.put_rows(keys.reshape(-1), *repeated)
+    put_rows(recycled, keys.reshape(-1), *repeated)
 
 
 def _keys_of_nodes(tokens: Sequence[int], parents: Sequence[int], before: Sequence[int]) -> Rows:

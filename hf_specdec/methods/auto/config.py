@@ -8,12 +8,10 @@ import torch
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import (
-    MAX_KEPT,
     MAX_STEP_TOKENS,
     SpecConfig,
     check_choice,
     check_devices,
-    check_flag,
     check_positive,
 )
 
@@ -32,13 +30,7 @@ class AutoSpecConfig(SpecConfig):
             thousand. It takes the place of `max_nodes`. `None` drafts as many as save time, or none.
         pool (`str`, *optional*, defaults to `"shared"`):
             `"shared"` remembers texts, logits and what was learned for later calls on this model; `"request"` keeps
-            nothing after a call.
-        max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
-            Bound of the remembered texts, in tokens; the oldest leave first.
-        max_recycled (`int`, *optional*, defaults to `262_144`):
-            Bound of the remembered logits, in entries of 16 tokens, 140 bytes each.
-        use_recycled (`bool`, *optional*, defaults to `True`):
-            Whether the target's logits of verified nodes are guesses for later.
+            nothing after a call. A `SpecMemory` that `enable` is given has its bounds.
         draft_len (`int`, *optional*, defaults to `6`):
             Most forwards of the draft model a step, where `assistant_model` is given; fewer where they save no time.
         deterministic (`bool`, *optional*):
@@ -54,9 +46,6 @@ class AutoSpecConfig(SpecConfig):
     max_nodes: int = 64
     num_nodes: int | None = None
     pool: Pool = "shared"
-    max_pool_tokens: int = 1_000_000
-    max_recycled: int = 262_144
-    use_recycled: bool = True
     draft_len: int = 6
     deterministic: bool | None = None
     draft_model_device_list: Sequence[int | str] | None = None
@@ -73,11 +62,6 @@ class AutoSpecConfig(SpecConfig):
         if self.num_nodes is not None:
             check_positive("num_nodes", self.num_nodes, "Use `None` for as many as save time.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
-        remedy = 'Use pool="request" to keep nothing between calls.'
-        check_positive("max_pool_tokens", self.max_pool_tokens, remedy, most=MAX_KEPT)
-        remedy = "Use `use_recycled=False` to keep no logits."
-        check_positive("max_recycled", self.max_recycled, remedy, most=MAX_KEPT)
-        check_flag("use_recycled", self.use_recycled)
         check_positive("draft_len", self.draft_len, "Usual values are 2 to 8.", most=MAX_STEP_TOKENS)
         if self.deterministic is not None and not isinstance(self.deterministic, bool):
             remedy = "Leave it out to follow torch.use_deterministic_algorithms."

@@ -48,6 +48,7 @@ class AutoDrafter(RoundDrafter):
     """
 
     num_top_logits: int
+    num_prompt_logits = PROMPT_TOKENS
     index: NgramIndex
     _search: Search | None  # of the step under way
     _described: Search | None  # the last one, for observers
@@ -68,10 +69,9 @@ class AutoDrafter(RoundDrafter):
         self.draft = draft_source_of(scorer, translation, logits_processor)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.num_top_logits = NUM_KEPT if is_sampled else NUM_LIKELIEST
-        self.num_prompt_logits = PROMPT_TOKENS if config.use_recycled else 0
         self.remembers = memory is not None
         self._request = DraftRequest(0)  # of the step under way
-        self._start(SpecMemory(1, config.max_recycled) if memory is None else memory)
+        self._start(SpecMemory(1) if memory is None else memory)
 
     @property
     def _cost(self) -> DraftCost:
@@ -85,11 +85,11 @@ class AutoDrafter(RoundDrafter):
     @property
     def needs_logits(self) -> bool:  # type: ignore[override]
         """True if the next step's logits are kept."""
-        return self.config.use_recycled and not self.is_paused
+        return not self.is_paused
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Index the prompt."""
-        self._start(self.memory if self.remembers else SpecMemory(1, self.config.max_recycled))
+        self._start(self.memory if self.remembers else SpecMemory(1))
         self.index.extend(prompt_ids)
         if self.draft is not None:
             self.draft.begin(prompt_ids)
@@ -155,12 +155,11 @@ class AutoDrafter(RoundDrafter):
 
     def _start(self, memory: SpecMemory) -> None:
         """An index of an empty text and of what `memory` knows."""
-        config, self.memory = self.config, memory
+        self.memory = memory
         self.sources = Sources(
             memory,
             is_sampled=self.is_sampled,
             uses_texts=self.remembers,
-            uses_recycled=config.use_recycled,
             draft_source="draft_model" if self.scorer is None else self.scorer.source,
         )
         self.index = NgramIndex(MAX_NGRAM)

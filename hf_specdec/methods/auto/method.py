@@ -18,29 +18,21 @@ logger = logging.getLogger("hf_specdec")
 
 
 def give_memory(state: MethodState, memory: SpecMemory) -> None:
-    """Let `auto` remember in `memory`, with its bounds, whatever a configuration says."""
+    """Let `auto` remember in `memory`."""
     state.by_name[GIVEN] = memory
 
 
-def memory_in_use(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
-    """The memory that there is, whatever its bounds; made with those of `config` where there is none."""
+def memory_in_use(state: MethodState) -> SpecMemory:
+    """The memory that there is; made where there is none."""
     memory: SpecMemory | None = state.by_name.get(GIVEN)
     if memory is not None:
         return memory
-    return state.of(METHOD.name, lambda: SpecMemory(config.max_pool_tokens, config.max_recycled))
-
-
-def _memory(state: MethodState, config: AutoSpecConfig) -> SpecMemory:
-    """The memory in use, with the bounds of `config` unless it was given."""
-    memory = memory_in_use(state, config)
-    if GIVEN not in state.by_name:
-        memory.resize(config.max_pool_tokens, config.max_recycled)
-    return memory
+    return state.of(METHOD.name, SpecMemory)
 
 
 def _make(config: AutoSpecConfig, context: DrafterContext) -> BaseDrafter:
     remembers = config.pool == "shared" and not config.is_deterministic
-    memory = _memory(context.state, config) if remembers else None
+    memory = memory_in_use(context.state) if remembers else None
     if native.core is None:
         return _looked_up(config, context, memory)
     return AutoDrafter(

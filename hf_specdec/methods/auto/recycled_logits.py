@@ -30,7 +30,6 @@ LEAST_SHARE = 1e-6  # probabilities nearer to 0 or 1 count as this near
 NUM_WAYS = 4  # places that one key can take
 FEW_ENTRIES = 64  # of which each may be anywhere
 LAST_STAMP = 1 << 30  # far enough from what 32 bits hold for one call's stamps
-MOVED_AT_ONCE = 4_096  # entries that count as equally old after a change of the bound
 NOTHING = -1  # fills entries of fewer tokens
 
 Entry = tuple[Sequence[int], Sequence[float]]  # next tokens, likeliest first, and the evidence for each
@@ -45,7 +44,7 @@ class RecycledLogits:
         max_entries (`int`): bound of the memory; an entry takes 140 bytes, from the system as it is first written.
     """
 
-    _clock: int
+    clock: int
     _keys: Rows
     _stamps: Rows
     _tokens: Rows
@@ -77,45 +76,8 @@ class RecycledLogits:
         assert native.core is not None
         rows = np.ascontiguousarray(best, dtype=np.int32), np.ascontiguousarray(log_probs, dtype=np.float32)
         with self._lock:
-            self._renumber_late_stamps()
-            self._clock = native.core.put_nodes(self._arrays, self._clock, tokens, parents, before, *rows)
-
-    def put_rows(self, keys: Rows, tokens: Rows, evidence: Rows) -> None:
-        """Keep entries: `(N,)` keys, `(N, NUM_KEPT)` tokens and evidence; of equal keys the last one counts."""
-        with self._lock:
-            self._renumber_late_stamps()
-            while len(keys):
-                self._clock += 1
-                places = (keys % self._num_sets * self._num_ways)[:, None] + self._way_numbers  # (N, ways)
-                # A key's own place, else an empty one, else the one not written to for the longest time.
-                ages = np.where(self._keys[places] == keys[:, None], -1, self._stamps[places])  # (N, ways)
-                chosen = places[:, 0] + ages.argmin(axis=1)  # (N,)
-                self._keys[chosen], self._stamps[chosen] = keys, self._clock
-                self._tokens[chosen], self._evidence[chosen] = tokens, evidence
-                lost = self._keys[chosen] != keys  # different keys that chose one place
-                if not lost.any():
-                    return
-                keys, tokens, evidence = keys[lost], tokens[lost], evidence[lost]
-
-    def resize(self, max_entries: int) -> None:
-        """Change the bound; where less fits than there is, the newest entries stay."""
-        entries = self.export()
-        with self._lock:
-            self._allocate(max_entries)
-        self._put_in_order(entries, max_entries)
-
-    def merge(self, other: "RecycledLogits") -> None:
-        """Take over entries of keys that have none here."""
-        entries = other.export()
-        is_new = ~np.isin(entries["keys"], self._keys)
-        self._put_in_order({name: rows[is_new] for name, rows in entries.items()}, self.max_entries)
-
-    def _put_in_order(self, entries: Mapping[str, Rows], most: int) -> None:
-        """Put the newest `most` of exported entries, the oldest first."""
-        order = entries["stamps"].argsort(kind="stable")[-most:]
-        for start in range(0, len(order), MOVED_AT_ONCE):
-            piece = order[start : start + MOVED_AT_ONCE]
-            self.put_rows(*(entries[name][piece] for name in ("keys", "tokens", "evidence")))
+            self.renumber_late_stamps()
+            self.clock = native.core.put_nodes(self._arrays, self.clock, tokens, parents, before, *rows)
 
     def export(self) -> dict[str, Rows]:
         """All entries: `places`, `stamps` and `keys` `(N,)`, `tokens` and `evidence` `(N, NUM_KEPT)`."""
@@ -136,27 +98,26 @@ class RecycledLogits:
             places = entries["places"]
             for row, name in zip((self._stamps, *self._rows()), ("stamps", "keys", "tokens", "evidence"), strict=True):
                 row[places] = entries[name]
-            self._clock = int(self._stamps.max())
+            self.clock = int(self._stamps.max())
 
-    def _renumber_late_stamps(self) -> None:
+    def renumber_late_stamps(self) -> None:
         """Let time begin anew, in the same order, before a stamp is too large for its 32 bits."""
-        if self._clock < LAST_STAMP:
+        if self.clock < LAST_STAMP:
             return
         times, order = np.unique(self._stamps, return_inverse=True)
         self._stamps[:] = order + int(times[0] > 0)  # 0 is of places that hold nothing
-        self._clock = int(self._stamps.max())
+        self.clock = int(self._stamps.max())
 
     def _rows(self) -> tuple[Rows, Rows, Rows]:
         return self._keys, self._tokens, self._evidence
 
     def _allocate(self, max_entries: int) -> None:
         """An empty table of at most so many entries."""
-        self.max_entries, self._clock = max_entries, 0
+        self.max_entries, self.clock = max_entries, 0
         self._num_ways = NUM_WAYS if max_entries > FEW_ENTRIES else max_entries
         sets = max_entries // self._num_ways
         self._num_sets = sets - 1 + sets % 2 or 1  # odd, so that all tokens of a key tell sets apart
         count = self._num_sets * self._num_ways
-        self._way_numbers = np.arange(self._num_ways)
         self._keys, self._stamps = _zeros((count,), np.int64), _zeros((count,), np.int32)
         self._tokens, self._evidence = _zeros((count, NUM_KEPT), np.int32), _zeros((count, NUM_KEPT), np.float32)
         self._arrays = self._keys, self._stamps, self._tokens, self._evidence, self._num_sets, self._num_ways

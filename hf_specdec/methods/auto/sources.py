@@ -62,7 +62,7 @@ class Sources:
     Args:
         memory: recycled logits and what was learned about the sources, this text's alone or shared.
         is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
-        uses_texts, uses_recycled: whether earlier texts and recycled logits take part.
+        uses_texts: whether earlier texts take part.
         draft_source: what the draft is called in votes.
 
     Attributes:
@@ -75,11 +75,10 @@ class Sources:
         *,
         is_sampled: bool,
         uses_texts: bool = True,
-        uses_recycled: bool = True,
         draft_source: str = "draft_model",
     ) -> None:
         self.pool = memory.pool if uses_texts else None
-        self.recycled = memory.recycled if uses_recycled else None
+        self.recycled = memory.recycled
         self.learned = memory.adaptive_weights(is_sampled)
         self.record = array("d", [PRIOR_COUNT, PRIOR_COUNT])
         self._names = {**NAMES, DRAFT: draft_source}
@@ -97,8 +96,7 @@ class Sources:
     def arrays(self) -> tuple[Any, ...]:
         """Earlier texts, recycled logits and what was learned, for the compiled core; `None` for what takes no part."""
         young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
-        recycled = None if self.recycled is None else self.recycled.arrays
-        return young, old, recycled, (*self.learned.arrays, self.record)
+        return young, old, self.recycled.arrays, (*self.learned.arrays, self.record)
 
     def votes(self, token: int, said: Said, weights: Sequence[float]) -> tuple[SourceVote, ...]:
         """Get what each source that knows `token` said of it, the one that added most first."""

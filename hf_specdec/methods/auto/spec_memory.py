@@ -9,7 +9,6 @@ ids of texts, so treat a saved file as you treat the texts.
     memory = SpecMemory.load("memory.safetensors")
 """
 
-import copy
 import os
 from array import array
 from collections.abc import Mapping
@@ -21,24 +20,16 @@ from safetensors.numpy import save
 from hf_specdec.common.files import check_path, replacing
 from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.auto.adaptive_weights import GREEDY, SAMPLED, AdaptiveWeights
-from hf_specdec.methods.auto.recycled_logits import NOTHING, RecycledLogits, Rows
-from hf_specdec.methods.common.config import MAX_KEPT, check_flag, check_positive
+from hf_specdec.methods.auto.recycled_logits import RecycledLogits, Rows
+from hf_specdec.methods.common.config import MAX_KEPT, check_positive
 from hf_specdec.methods.common.ngram.pool import BOUNDARY, NgramPool
 
-FORMAT = "hf_specdec memory 2"
+FORMAT = "hf_specdec memory 3"
 REMEDY = "Give a file that SpecMemory.save wrote, or begin with SpecMemory()."
 KINDS = ("greedy", "sampled")  # of texts, with what was learned of each
 TEXTS = ("texts.old", "texts.young")
 LEARNED = ("weights", "seen", "expected", "accepted")  # arrays of `AdaptiveWeights`
-MOST = 1000.0  # of weights, log odds, gains and counts; what is learned stays far below
-RANGES = {  # of a file's tensors, by the last part of their names
-    **dict.fromkeys(("old", "young"), (BOUNDARY, np.inf)),
-    **dict.fromkeys(("keys", "stamps"), (1, np.inf)),
-    **dict.fromkeys(("places", "seen"), (0, np.inf)),
-    **dict.fromkeys(("evidence", "expected", "accepted"), (0, MOST)),
-    **dict.fromkeys(("weights", "gains"), (-MOST, MOST)),
-    "tokens": (NOTHING, np.inf),
-}
+MOST = 1000.0  # of a file's weights, log odds, gains and counts; what is learned stays far below
 
 
 class SpecMemory:
@@ -54,7 +45,8 @@ class SpecMemory:
     """
 
     def __init__(self, max_tokens: int = 1_000_000, max_entries: int = 262_144) -> None:
-        _check_bounds(max_tokens, max_entries)
+        check_positive("max_tokens", max_tokens, "The default is 1000000.", most=MAX_KEPT)
+        check_positive("max_entries", max_entries, "The default is 262144.", most=MAX_KEPT)
         self.pool = NgramPool(max_tokens)
         self.recycled = RecycledLogits(max_entries)
         self.greedy, self.sampled = AdaptiveWeights(GREEDY), AdaptiveWeights(SAMPLED)
@@ -64,47 +56,9 @@ class SpecMemory:
         """Most tokens of text and most recycled entries."""
         return self.pool.max_tokens, self.recycled.max_entries
 
-    def resize(self, max_tokens: int, max_entries: int) -> None:
-        """Change the bounds; where less fits than there is, what is newest stays.
-
-        Raises:
-            ConfigError: a bound below 1; nothing is changed.
-        """
-        _check_bounds(max_tokens, max_entries)
-        if max_tokens != self.pool.max_tokens:
-            self.pool.resize(max_tokens)
-        if max_entries != self.recycled.max_entries:
-            self.recycled.resize(max_entries)
-
     def adaptive_weights(self, is_sampled: bool) -> AdaptiveWeights:
-        """State learned from greedy, or from sampled texts.
-
-        Raises:
-            ConfigError: `is_sampled` is neither True nor False.
-        """
-        check_flag("is_sampled", is_sampled, "Write True for sampled texts, False for greedy ones.")
+        """State learned from greedy, or from sampled texts."""
         return self.sampled if is_sampled else self.greedy
-
-    def merge(self, other: "SpecMemory") -> None:
-        """Take over what another memory of the same tokenizer holds and this one does not.
-
-        Its texts count as the newest; of what was learned about the sources, the one that saw more stays.
-
-        Raises:
-            ConfigError: `other` is no `SpecMemory`.
-        """
-        if not isinstance(other, SpecMemory):
-            remedy = "Files are read by SpecMemory.load(path)."
-            raise ConfigError("other", "must be a SpecMemory", type(other).__name__, remedy)
-        texts = set(self.pool.texts())
-        for text in other.pool.texts():
-            if text not in texts:
-                self.pool.add(text)
-        self.recycled.merge(other.recycled)
-        for kind in KINDS:
-            weights: AdaptiveWeights = getattr(other, kind)
-            if sum(weights.seen) > sum(getattr(self, kind).seen):
-                setattr(self, kind, copy.deepcopy(weights))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one safetensors file; calls that use the memory meanwhile go on.
@@ -144,16 +98,14 @@ class SpecMemory:
             raise ConfigError("spec_memory", rule, os.fspath(path), REMEDY) from error
         return memory
 
-    def _learned(self) -> dict[str, AdaptiveWeights]:
-        return {kind: getattr(self, kind) for kind in KINDS}
-
     def _tensors(self) -> dict[str, Rows]:
         """All contents by their names in a file."""
         tensors = {
             name: np.array(tokens, dtype=np.int32) for name, tokens in zip(TEXTS, self.pool.generations(), strict=True)
         }
         tensors |= {f"recycled.{name}": rows for name, rows in self.recycled.export().items()}
-        for kind, weights in self._learned().items():
+        for kind in KINDS:
+            weights: AdaptiveWeights = getattr(self, kind)
             tensors |= {f"{kind}.{name}": np.array(getattr(weights, name)) for name in LEARNED}
             tensors[f"{kind}.gains"] = np.array(weights.gains, dtype=np.float64)
         return tensors
@@ -162,17 +114,10 @@ class SpecMemory:
         """Fill this empty memory; a `ValueError` says what is wrong with the tensors of a file."""
         for name, empty in self._tensors().items():
             _check_tensor(name, tensors[name], empty)
-        for name in TEXTS:
-            tokens, most = tensors[name], self.pool.max_tokens // 2
-            _check(len(tokens) <= most and tokens[-1:].tolist() in ([], [BOUNDARY]), f"{name} is too long, or cut")
         self.pool.restore(*(tensors[name].tolist() for name in TEXTS))
-        entries = {name: tensors[f"recycled.{name}"] for name in self.recycled.export()}
-        count = len(set(entries["places"].tolist()))
-        _check(
-            {len(rows) for rows in entries.values()} == {count}, "entries of recycled logits are not as many as places"
-        )
-        self.recycled.restore(entries)
-        for kind, weights in self._learned().items():
+        self.recycled.restore({name: tensors[f"recycled.{name}"] for name in self.recycled.export()})
+        for kind in KINDS:
+            weights: AdaptiveWeights = getattr(self, kind)
             for name in LEARNED:
                 values: array[float] = getattr(weights, name)
                 values[:] = array(values.typecode, tensors[f"{kind}.{name}"].tolist())
@@ -181,21 +126,11 @@ class SpecMemory:
                 weights.correct(place)
 
 
-def _check_bounds(max_tokens: int, max_entries: int) -> None:
-    check_positive("max_tokens", max_tokens, "The default is 1000000.", most=MAX_KEPT)
-    check_positive("max_entries", max_entries, "The default is 262144.", most=MAX_KEPT)
-
-
 def _check_tensor(name: str, rows: Rows, empty: Rows) -> None:
-    """Raise unless a tensor has the type and sizes that an empty memory's has, but for a length, and its range."""
-    part = name.rpartition(".")[2]
-    length = (empty if part in LEARNED else rows).shape[:1]
-    fits = rows.ndim == empty.ndim and rows.shape == (*length, *empty.shape[1:])
-    _check(fits and rows.dtype == empty.dtype, f"{name} is {rows.dtype} of shape {rows.shape}")
-    least, most = RANGES[part]
-    _check(bool(((rows >= least) & (rows <= most)).all()), f"{name} has values out of range")
-
-
-def _check(holds: bool, reason: str) -> None:
-    if not holds:
-        raise ValueError(reason)
+    """Raise unless a tensor has the type and sizes that an empty memory's has, but for a length, and likely values."""
+    length = (empty if name.rpartition(".")[2] in LEARNED else rows).shape[:1]
+    if rows.dtype != empty.dtype or rows.ndim != empty.ndim or rows.shape != (*length, *empty.shape[1:]):
+        raise ValueError(f"{name} is {rows.dtype} of shape {rows.shape}")
+    least, most = (-MOST, MOST) if rows.dtype.kind == "f" else (BOUNDARY, np.inf)
+    if not ((rows >= least) & (rows <= most)).all():
+        raise ValueError(f"{name} has values out of range")

@@ -54,16 +54,6 @@ class HeadShape:
         if ids is not None and (not ids or min(ids) < 0 or len(set(ids)) != len(ids)):
             raise ConfigError(self.ids_field, "must be different numbers from 0 on", ids, REMEDY)
 
-    def get_text_config(self) -> PretrainedConfig:
-        """Refuses a head in transformers' pipelines, which ask an `assistant_model` for this; a head has none.
-
-        Raises:
-            ConfigError: always; the remedy is where a pipeline takes a head.
-        """
-        rule = "must be a transformers model where transformers.pipeline is made"
-        remedy = "Pass the head in each call, pipe(text, assistant_model=head, spec_method=...), or use"
-        raise ConfigError("assistant_model", rule, "a draft head", f"{remedy} hf_specdec.pipeline, which takes it.")
-
     @property
     def vocab_size(self) -> int:
         """Tokens of the target."""

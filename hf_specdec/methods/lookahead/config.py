@@ -16,11 +16,9 @@ from hf_specdec.methods.common.config import (
     MAX_STEP_TOKENS,
     SpecConfig,
     check_at_least,
-    check_flag,
     check_positive,
 )
 
-MAX_SEED = (1 << 63) - 1  # of a torch generator
 SMALLER = "Usual are 7, 5 and 7."
 PLAIN = "Plain decoding is window_size=1, ngram_size=1, verification_set_size=0; else all three start at (1, 2, 1)."
 
@@ -54,21 +52,11 @@ class LookaheadConfig(SpecConfig):
         verification_set_size (`int`, *optional*, defaults to `7`):
             Most n-grams G that are verified a step, and that the pool keeps for one first token; the least recently
             used leaves first. Alias: `max_verification_set_size`.
-        fill_from_prompt (`bool`, *optional*, defaults to `True`):
-            Whether the pool also takes the n-grams of the prompt and of the text as it grows. `False` leaves it with
-            what the window found.
-        max_keys (`int`, *optional*, defaults to `16_384`):
-            Bound of the pool, in first tokens; the least recently used leaves first.
-        seed (`int`, *optional*, defaults to `0`):
-            Seed of the window's first tokens, drawn from the prompt by a generator of their own.
     """
 
     window_size: int = 7
     ngram_size: int = 5
     verification_set_size: int = 7
-    fill_from_prompt: bool = True
-    max_keys: int = 16_384
-    seed: int = 0
 
     aliases: ClassVar[Mapping[str, str]] = {
         "windows_size": "window_size",
@@ -94,9 +82,6 @@ class LookaheadConfig(SpecConfig):
             if self.max_draft_len > MAX_STEP_TOKENS:
                 rule = f"must leave at most {MAX_STEP_TOKENS} tokens a step, (W - 1 + G) * (N - 1) + N - 2"
                 raise ConfigError("window_size, ngram_size, verification_set_size", rule, self.max_draft_len, SMALLER)
-        check_flag("fill_from_prompt", self.fill_from_prompt)
-        check_positive("max_keys", self.max_keys, "The default is 16384.")
-        check_at_least("seed", self.seed, 0, "The default is 0.", most=MAX_SEED)
 
     @property
     def is_plain(self) -> bool:

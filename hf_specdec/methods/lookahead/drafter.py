@@ -121,17 +121,15 @@ class LookaheadDrafter(BaseDrafter):
             width=config.window_size,
             num_levels=max(config.ngram_size - 1, 1),
             source=source,
-            generator=random.Random(config.seed),
+            generator=random.Random(0),
         )
-        self._pool = TailPool(
-            ngram_size=config.ngram_size, max_tails=config.verification_set_size, max_keys=config.max_keys
-        )
+        self._pool = TailPool(ngram_size=config.ngram_size, max_tails=config.verification_set_size)
 
     def _extend(self, tokens: Sequence[int]) -> None:
         """The text has grown by `tokens`."""
         self._root = tokens[-1]
         self._window.set_root(self._root)
-        if self.config.fill_from_prompt and not self.config.is_plain:
+        if not self.config.is_plain:
             self._recent += tokens
             self._pool.add_text(self._recent)
             self._recent = self._recent[1 - self.config.ngram_size :]

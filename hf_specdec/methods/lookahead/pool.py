@@ -6,6 +6,8 @@ Knows nothing about windows, trees or models.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+MAX_KEYS = 16_384  # first tokens
+
 
 class TailPool:
     """N-grams of one size, cut into a first token, the key, and a tail.
@@ -13,11 +15,10 @@ class TailPool:
     Args:
         ngram_size (`int`): tokens of an n-gram, at least 2.
         max_tails (`int`): most tails kept for one key.
-        max_keys (`int`): most keys kept.
     """
 
-    def __init__(self, *, ngram_size: int, max_tails: int, max_keys: int) -> None:
-        self.ngram_size, self.max_tails, self.max_keys = ngram_size, max_tails, max_keys
+    def __init__(self, *, ngram_size: int, max_tails: int) -> None:
+        self.ngram_size, self.max_tails = ngram_size, max_tails
         # Both orders are orders of use, the most recent last.
         self._tails: OrderedDict[int, OrderedDict[tuple[int, ...], bool]] = OrderedDict()  # tail: stood in a text
 
@@ -30,7 +31,7 @@ class TailPool:
         key, tail = ngram[0], tuple(ngram[1:])
         tails = self._tails.get(key)
         if tails is None:
-            if len(self._tails) >= self.max_keys:
+            if len(self._tails) >= MAX_KEYS:
                 self._tails.popitem(last=False)
             self._tails[key] = OrderedDict({tail: is_text})
             return

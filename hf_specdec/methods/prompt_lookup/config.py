@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 from hf_specdec.methods.common.config import (
-    MAX_KEPT,
     MAX_NGRAM_SIZE,
     MAX_STEP_TOKENS,
     SpecConfig,
@@ -40,9 +39,8 @@ class PromptLookupConfig(SpecConfig):
             Most drafted tokens a step, all branches together. Defaults to `max_draft_len` for a chain and
             to `min(max_draft_len * num_branches, 32)` for a tree.
         pool (`str`, *optional*, defaults to `"request"`):
-            `"request"` searches this call's own text; `"shared"` also the texts of earlier calls on this model.
-        max_pool_tokens (`int`, *optional*, defaults to `1_000_000`):
-            Bound of the shared pool, in tokens of text; the oldest texts leave first.
+            `"request"` searches this call's own text; `"shared"` also the texts of earlier calls on this model, the
+            newest 1,000,000 tokens.
         device_list (`list[int | str]`, *optional*):
             Devices of the target model, as in TensorRT-LLM's list form `[10, 2, [0]]`: numbers of GPUs, or names such
             as `"cpu"`. `generate` moves the model there if it is elsewhere; a device that is not there is an error.
@@ -55,7 +53,6 @@ class PromptLookupConfig(SpecConfig):
     num_branches: int = 1
     max_nodes: int | None = None
     pool: Pool = "request"
-    max_pool_tokens: int = 1_000_000
     device_list: Sequence[int | str] | None = None
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -82,8 +79,6 @@ class PromptLookupConfig(SpecConfig):
         if self.max_nodes is not None:
             check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
-        remedy = 'Use pool="request" to keep nothing between calls.'
-        check_positive("max_pool_tokens", self.max_pool_tokens, remedy, most=MAX_KEPT)
         check_devices("device_list", self.device_list)
 
     @property

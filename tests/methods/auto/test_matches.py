@@ -114,12 +114,3 @@ def test_a_match_runs_on_into_the_draft_itself() -> None:
     for token in (2, 1, 2, 1, 2, 1, 2):
         assert context.of_text().keys() == {token}
         context = context.after(token)
-
-
-def test_earlier_texts_that_were_cut_in_the_middle_end_there() -> None:
-    """A smaller bound cuts the oldest text; a match that runs up to the cut has nothing after it."""
-    pool = NgramPool(100)
-    pool.add([1, 2, 3, 4, 5, 6])
-    pool.resize(8)  # (1, 2, 3, the end) and (4, 5, 6, the end)
-    assert pool.generations() == ([1, 2, 3, -1], [4, 5, 6, -1])
-    assert Context([9, 1], pool).after(2, 3).pooled() == {}

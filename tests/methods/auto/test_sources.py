@@ -82,10 +82,9 @@ def test_before_anything_is_learned_a_greedy_target_is_expected_to_be_surer_than
     assert [sampled[40], sampled[41]] == pytest.approx(shares, abs=0.05)
 
 
-def test_without_a_pool_or_recycled_logits_the_text_alone_speaks(memory: SpecMemory) -> None:
+def test_without_a_pool_the_text_alone_speaks(memory: SpecMemory) -> None:
     memory.pool.add([6, 7, 20])
-    put(memory.recycled, (7,), LIKELY)
-    shares = ask(Sources(memory, is_sampled=False, uses_texts=False, uses_recycled=False), [6, 7, 10, 6, 7])
+    shares = ask(Sources(memory, is_sampled=False, uses_texts=False), [6, 7, 10, 6, 7])
     assert shares.keys() == {6, 7, 10}
     assert shares[10] == max(shares.values())
 

@@ -11,7 +11,7 @@ from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
 from tests.helpers.drafts import drafted_by, learned
-from tests.methods.lookahead.test_lookahead import PLENTY, VOCAB_SIZE, begun, config, logits_for, step
+from tests.methods.lookahead.test_lookahead import PLENTY, VOCAB_SIZE, WindowDrafter, begun, config, logits_for, step
 
 SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (5, 1), (3, 4), (7, 4), (4, 6)]
 PROMPT = [3, 4, 5, 6, 7, 8]
@@ -48,7 +48,7 @@ def test_a_step_computes_at_most_max_draft_len_tokens_beside_the_root(sizes: tup
 @pytest.mark.parametrize("sizes", [(5, 5, 5), (4, 3, 3), (6, 2, 2)])
 def test_the_window_fills_in_n_minus_2_steps_with_one_level_each(sizes: tuple[int, int, int]) -> None:
     width, ngram_size, _ = sizes
-    drafter = begun(sizes, fill_from_prompt=False)
+    drafter = begun(sizes, drafter_class=WindowDrafter)
     for level in range(ngram_size - 2):
         assert len(drafter.view.window) == level + 1
         assert len(step(drafter)) == 1, "nothing to verify while the pool is empty"
@@ -79,7 +79,7 @@ def test_extra_tokens_are_the_window_without_its_root_level_by_level() -> None:
 
 def test_the_last_level_s_next_tokens_come_from_the_raw_logits() -> None:
     """Node rows and lower levels are not read; the first level's includes the root's row."""
-    drafter = begun((3, 3, 2), prompt=[1, 2, 9, 1, 2, 9, 1], fill_from_prompt=False)
+    drafter = begun((3, 3, 2), prompt=[1, 2, 9, 1, 2, 9, 1], drafter_class=WindowDrafter)
     tree = drafted_by(drafter, PLENTY)
     assert tree.num_columns == 3
     learned(drafter, tree, logits_for([30, 31, 32]), [30])
@@ -130,7 +130,7 @@ def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -
 
 
 def test_a_window_of_the_root_alone_learns_from_the_root_s_row() -> None:
-    drafter = LookaheadDrafter(config((1, 2, 1), fill_from_prompt=False))
+    drafter = WindowDrafter(config((1, 2, 1)))
     drafter.begin([4])
     learned(drafter, DraftTree.chain(4), logits_for([9]), [4])
     assert drafter.view.pool[4] == ((9,),)

@@ -116,21 +116,6 @@ def test_threads_may_add_and_search_at_once() -> None:
     assert len(pool) <= pool.max_tokens
 
 
-@pytest.mark.parametrize("bound", [2_000, 60, 20, 1])
-def test_another_bound_keeps_the_newest_texts(bound: int) -> None:
-    pool = NgramPool(200)
-    for first in range(1, 16):
-        pool.add([1_000 * first + place for place in range(9)])
-    pool.resize(bound)
-    assert pool.max_tokens == bound
-    assert len(pool) <= bound
-    kept = [first for first in range(1, 16) if pool.search([1_000 * first + 7], limit=1)]
-    assert kept == list(range(16 - len(kept), 16))
-    assert len(kept) == {2_000: 15, 60: 6, 20: 2, 1: 0}[bound]
-    pool.add([5, 6])
-    assert len(pool.search([5], limit=1)) == (bound >= 20)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_ranking_holds_the_largest_counts_while_they_grow(seed: int) -> None:
     rng, counts, reference = random.Random(seed), TopCounts(size=4), Counter[int]()

@@ -119,7 +119,6 @@ RUNNABLE = {
         optional={
             "max_nodes": sizes(4096),
             "num_nodes": st.none() | sizes(300),
-            "use_recycled": st.booleans(),
         },
     ),
 }

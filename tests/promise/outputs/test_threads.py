@@ -87,7 +87,7 @@ def test_a_model_met_first_by_two_threads_is_probed_safely() -> None:
 def test_a_shared_pool_may_be_used_by_several_threads(model: Any) -> None:
     """The pool outlives calls and belongs to the model, so all threads write to it."""
     expected = expected_texts(model)
-    method = {"spec_method": "prompt_lookup", "spec_config": {"pool": "shared", "max_pool_tokens": 64}}
+    method = {"spec_method": "prompt_lookup", "spec_config": {"pool": "shared"}}
     jobs = [job(model, prompt, method) for prompt in PROMPTS]
     for number, texts in enumerate(run_threads(jobs)):
         assert texts == [expected[number]] * CALLS

@@ -43,24 +43,6 @@ class NgramPool(SharedState):
             self._young.extend(kept)
             self._young.extend([BOUNDARY])
 
-    def resize(self, max_tokens: int) -> None:
-        """Change the bound; where less fits than there is, the newest texts stay.
-
-        A text that is cut between the two generations is two texts from then on.
-        """
-        with self._lock:
-            self.max_tokens, half = max_tokens, max_tokens // 2
-            if len(self._old) <= half and len(self._young) <= half:
-                return
-            texts = self._old.tokens + self._young.tokens
-            self._old, self._young = NgramIndex(self.max_ngram_size), NgramIndex(self.max_ngram_size)
-            cut = max(len(texts) - half, 0)
-            self._young.extend(texts[cut:])
-            before = texts[:cut]
-            if before and before[-1] != BOUNDARY:
-                before.append(BOUNDARY)
-            self._old.extend(before[max(len(before) - half, 0) :])
-
     def search(self, ngram: Sequence[int], *, limit: int) -> list[tuple[NgramIndex, int]]:
         """At most `limit` places after occurrences of `ngram` in earlier texts, newest first, with their index.
 
@@ -83,17 +65,6 @@ class NgramPool(SharedState):
         """The texts of the old and of the young generation, a boundary after each text."""
         with self._lock:
             return list(self._old.tokens), list(self._young.tokens)
-
-    def texts(self) -> list[tuple[int, ...]]:
-        """The texts, oldest first."""
-        texts: list[tuple[int, ...]] = []
-        for tokens in self.generations():
-            start = 0
-            while start < len(tokens):
-                end = tokens.index(BOUNDARY, start)
-                texts.append(tuple(tokens[start:end]))
-                start = end + 1
-        return texts
 
     def restore(self, old: Sequence[int], young: Sequence[int]) -> None:
         """Hold these texts, as `generations` gave them."""
