@@ -93,7 +93,6 @@ from hf_specdec.compat.generation import (
     has_own_input_preparation,
     has_own_loop,
     merged_criteria,
-    next_kwargs,
     own_positions,
     pad_token_id,
     prefill,

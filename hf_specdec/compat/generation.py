@@ -31,9 +31,9 @@ from transformers import (
 )
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticCache
 from transformers.generation import GenerationMode
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 
-from hf_specdec.compat.caches import CACHE, CACHE_NAMES, cache_name
+from hf_specdec.compat.caches import CACHE, CACHE_NAMES
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import text_config
 
@@ -121,14 +121,6 @@ def has_foreign_inputs(model: PreTrainedModel) -> bool:
     methods = (vars(model).get(name) or getattr(type(model), name) for name in INPUT_METHODS)
     functions = (getattr(method, "__func__", method) for method in methods)
     return not all(getattr(function, "__globals__", {}).get("__name__", "").startswith(HOMES) for function in functions)
-
-
-def next_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`model_kwargs` after one more token, by an output that has nothing but the cache."""
-    made = Seq2SeqLMOutput if model.config.is_encoder_decoder else CausalLMOutputWithPast
-    name = cache_name(model_kwargs)
-    outputs: Any = {name: model_kwargs[name]}
-    return updated_kwargs(model, made(**outputs) if name == CACHE else outputs, model_kwargs)
 
 
 @functools.cache

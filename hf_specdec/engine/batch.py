@@ -135,9 +135,7 @@ class Batch:
 
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""
-        most, positions, room = self.max_nodes, self.max_positions, self.target.draft_room
-        if room is not None:
-            most = min(most, room)
+        most, positions = self.max_nodes, self.max_positions
         return most if positions is None else min(most, positions - 1 - self.target.position)
 
     def depths(self) -> list[int]:
@@ -155,9 +153,6 @@ class Batch:
         """Returns whether the model has positions and embeddings for all extra tokens."""
         positions, vocab_size = self.max_positions, self.vocab_size
         deepest, largest = max(extra.depths, default=0), max(extra.tokens, default=0)
-        room = self.target.draft_room
-        if room is not None and deepest > room:
-            return False
         return (positions is None or self.target.position + deepest < positions) and (
             vocab_size is None or largest < vocab_size
         )

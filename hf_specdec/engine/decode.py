@@ -147,11 +147,6 @@ def _run(loop: _Loop, stats: SpecStats) -> None:
     """Decode to the end; count what was compiled, and say once what could not be."""
     compiled_before = loop.batch.compile_seconds
     loop.run()
-    inputs = loop.batch.target.foreign_inputs if stats.num_forwards else None
-    if inputs is not None and (note := inputs.note) is not None:
-        stats.plain_reason = note
-        model = loop.batch.target.model
-        state_of(model).warn_once(f"{type(model).__name__} decodes without speculation: {note}")
     forwards = loop.batch.target.forwards
     stats.num_replayed, stats.record_reason = forwards.num_replayed, forwards.reason
     stats.compile_seconds = loop.batch.compile_seconds - compiled_before

@@ -29,7 +29,6 @@ from hf_specdec.forward.forward_arguments import (
     without_prompts,
 )
 from hf_specdec.forward.graph_inputs import GraphInputs
-from hf_specdec.forward.own_inputs import OwnInputs
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
@@ -90,9 +89,6 @@ class StepInputs:
         self._reuses_tensors = reuses_tensors
         self._send = Sender(self.device) if reuses_tensors else functools.partial(to_device, device=self.device)
         self.start = num_cached
-        self.foreign: OwnInputs | None = None  # of one row, as rules say
-        if compat.has_foreign_inputs(model) and len(texts) == 1 and not self.is_fixed:
-            self.foreign = OwnInputs(model, model_kwargs, texts[0], num_cached, self.mask_key, self.positions_key)
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
         is_placed = self.base is not None and not self.asks_model
@@ -130,8 +126,6 @@ class StepInputs:
             self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
         in_sequence = is_even and not self._always_masks and all(row.is_chain for row in layouts)
-        if self.foreign is not None and total == 1:
-            return without_prompts(self.foreign.at(num_cached[0]))
         inputs = dict(self.template)
         if self.asks_model and (ahead[0] or total > 1):
             inputs = self._asked(layouts, num_cached[0])

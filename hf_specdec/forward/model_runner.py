@@ -23,7 +23,6 @@ from hf_specdec.forward.forward_arguments import rows_of
 from hf_specdec.forward.hidden_states import checked_states, states_of
 from hf_specdec.forward.inputs import StepInputs
 from hf_specdec.forward.model_facts import ModelFacts
-from hf_specdec.forward.own_inputs import OwnInputs
 from hf_specdec.forward.recorded.call_forwards import CallForwards
 from hf_specdec.forward.state_layers import StateRecorder
 from hf_specdec.forward.text_rows import TextRows
@@ -97,8 +96,7 @@ class ModelRunner:
         self._checked = checked_steps(fixed)
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
-        self._is_foreign = compat.has_foreign_inputs(model)
-        is_recordable = not (compiled is not None or self._is_foreign or self._recorder.layers or fixed is not None)
+        is_recordable = not (compiled is not None or self._recorder.layers or fixed is not None)
         self.forwards = CallForwards(model, facts, self._recorder, self.kernels, is_recordable=is_recordable)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
@@ -117,17 +115,6 @@ class ModelRunner:
     def position(self) -> int:
         """Position of the longest row's next root, or a little more where the prompt is padded."""
         return self._cached + self._ahead + max(self.rows.num_uncached, default=0)
-
-    @property
-    def foreign_inputs(self) -> OwnInputs | None:
-        """Inputs of code from outside of transformers, of one row after the prompt; `None` elsewhere."""
-        return self.step_inputs().foreign if self._is_foreign else None
-
-    @property
-    def draft_room(self) -> int | None:
-        """Number of tokens that may be drafted before such code changes the inputs; `None` for any."""
-        inputs = self.foreign_inputs
-        return None if inputs is None else max(inputs.room(max(map(len, self.texts)) - 1), 0)
 
     @property
     def supports_row_removal(self) -> bool:
@@ -189,9 +176,6 @@ class ModelRunner:
                 self.feed(self.rows.uncached(common))
             if self._widths.all and not self.lockstep:
                 self._feed_ahead(trees)
-            inputs = self.foreign_inputs if self.rows.num_uncached[0] else None
-            while inputs is not None and 0 < self.rows.num_uncached[0] > inputs.room(self.rows.num_cached[0]):
-                self.feed(self.rows.uncached(1))
             self.rows.begin(self.rows.uncached())
         self._compute(trees)
         places = [layout.new_rows for layout in self.rows.layouts]
@@ -301,7 +285,7 @@ class ModelRunner:
 
     def catch_up(self, length: int) -> None:
         """Feed what the cache lacks of the texts' first `length` - 1 tokens."""
-        step = 1 if self._is_foreign else max(self._widths.all, default=length)
+        step = max(self._widths.all, default=length)
         for start in range(min(self.rows.num_cached), length - 1, step):
             if any(uncached := self.rows.uncached(end=min(start + step, length - 1))):
                 self.feed(uncached)

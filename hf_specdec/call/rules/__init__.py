@@ -13,12 +13,16 @@ Rule = Callable[[Request], str | None]
 Check = Callable[[Request], None]
 
 # What can be said of a model alone.
-MODEL_RULES: tuple[Rule, ...] = (model.own_loop, model.foreign_code, model.one_token_a_forward)
+MODEL_RULES: tuple[Rule, ...] = (
+    model.own_loop,
+    model.foreign_code,
+    model.foreign_inputs,
+    model.one_token_a_forward,
+)
 # Why a call of a model that none of those rules out is decoded plainly.
 CALL_RULES: tuple[Rule, ...] = (
     inputs.repeated_text,
     inputs.shared_states,
-    inputs.foreign_inputs,
     inputs.attention_output,
     inputs.decoder_mask,
     method.assisted_loop,

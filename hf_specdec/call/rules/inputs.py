@@ -39,13 +39,6 @@ def shared_states(request: Request) -> str | None:
     return f"its decoder attends to {next(iter(states))} besides its text" if states else None
 
 
-def foreign_inputs(request: Request) -> str | None:
-    """Code from outside of transformers may prepare other inputs at any length of the text."""
-    if (request.num_rows > 1 or request.has_static_cache) and compat.has_foreign_inputs(request.model):
-        return "code of its own prepares its inputs, which is followed for one sequence over a dynamic cache"
-    return None
-
-
 def attention_output(request: Request) -> str | None:
     """Attention weights are returned, of each token alone."""
     is_shown = request.call.generation_config.output_attentions

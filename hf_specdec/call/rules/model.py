@@ -19,6 +19,13 @@ def foreign_code(request: Request) -> str | None:
     return reason_of_foreign_code(request.model)
 
 
+def foreign_inputs(request: Request) -> str | None:
+    """Code from outside of transformers may prepare other inputs at any length of the text."""
+    if compat.has_foreign_inputs(request.model):
+        return "code of its own prepares its inputs, and may prepare others at any length of the text"
+    return None
+
+
 def one_token_a_forward(request: Request) -> str | None:
     """The probe found no forward of several tokens right."""
     return request.probed.capability.reason if request.tier == "plain" else None

@@ -73,8 +73,6 @@ class DraftRunner(BaseDraftRunner):
 
     def room(self) -> int:
         """Number of tokens that the draft's positions allow below the root."""
-        if self._has_read and (room := self.target.draft_room) is not None:
-            return room
         if self.max_positions is None:
             return 1 << 30
         position = self.target.position if self._has_read else max(len(text) for text in self.texts)

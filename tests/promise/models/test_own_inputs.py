@@ -90,30 +90,13 @@ def made(variant: str) -> tuple[Any, list[int]]:
     return model, expected[0].tolist()
 
 
-@pytest.mark.parametrize("method", ["plain", *DRAFTS])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_text_follows_the_models_own_inputs(variant: str, method: str) -> None:
+def test_it_is_decoded_plainly_with_the_reason(variant: str) -> None:
     model, expected = made(variant)
-    options = {"spec_method": "plain"} if method == "plain" else DRAFTS[method](expected)
-    output = model.generate(PROMPT, attention_mask=MASK, return_dict_in_generate=True, **options, **CALL)
-    assert output.sequences[0].tolist() == expected
-    assert "other inputs from token" in output.spec_stats.plain_reason
-    if method == "oracle":
-        assert 0 < output.spec_stats.num_accepted_tokens < 12, "drafts are used until then"
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_batches_and_static_caches_decode_plainly_with_the_reason(variant: str) -> None:
-    model, _ = made(variant)
-    calls: list[dict[str, Any]] = [
-        {"attention_mask": MASK.repeat(2, 1)},
-        {"attention_mask": MASK, "cache_implementation": "static"},
-    ]
-    for options in calls:
-        prompt = PROMPT.repeat(len(options["attention_mask"]), 1)
-        output = model.generate(prompt, spec_method="auto", return_dict_in_generate=True, **options, **CALL)
-        assert torch.equal(output.sequences, plain(model, prompt, **options, **CALL))
-        assert "code of its own" in output.spec_stats.plain_reason
+    for method in ("plain", "auto"):
+        output = model.generate(PROMPT, attention_mask=MASK, spec_method=method, return_dict_in_generate=True, **CALL)
+        assert output.sequences[0].tolist() == expected
+        assert "code of its own prepares its inputs" in output.spec_stats.plain_reason
 
 
 def test_a_class_that_is_patched_later_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,23 +68,6 @@ def answer(model: Any, ids: torch.Tensor, **kwargs: Any) -> list[list[int]]:
     return result
 
 
-def test_an_input_preparation_without_ids_is_the_reason_for_plain_decoding() -> None:
-    """As PEFT's wrapper for prompt tuning has it under transformers that it does not know."""
-    model = build(FAMILIES["llama"])
-    prepare = model.prepare_inputs_for_generation
-
-    def prepare_inputs_for_generation(*args: Any, **kwargs: Any) -> Any:
-        inputs = prepare(*args, **kwargs)
-        ids = inputs.pop("input_ids")
-        return {**inputs, "input_ids": None, "inputs_embeds": model.get_input_embeddings()(ids)}
-
-    model.prepare_inputs_for_generation = prepare_inputs_for_generation
-    expected = answer(model, PROMPT)
-    output = hf_specdec.enable(model).generate(PROMPT, **CALL, spec_method="auto", return_dict_in_generate=True)
-    assert "gives no input_ids" in output.spec_stats.plain_reason
-    assert output.sequences.tolist() == expected
-
-
 @pytest.mark.skipif(not LOSES_TOKENS, reason="PEFT and transformers agree")
 @pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache` are set:FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)
