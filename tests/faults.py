@@ -40,7 +40,6 @@ COMPILED, COMPILING, STATIC, CALL = (
     "engine/call.py",
 )
 DFLASH, DFLASH_CONFIG = "methods/dflash/network.py", "methods/dflash/head_config.py"
-PREDECESSOR, CONVOLUTION = "methods/dflash/predecessor.py", "methods/dflash/convolution.py"
 BLOCKS, HEADS = "forward/networks/block_runner.py", "methods/common/draft_head.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
@@ -66,7 +65,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     DECODING: ("promise/outputs/test_streamer.py promise/batches/test_processors.py",),
-    **dict.fromkeys((DFLASH, DFLASH_CONFIG, PREDECESSOR, CONVOLUTION, BLOCKS, HEADS), ("methods/dflash",)),
+    **dict.fromkeys((DFLASH, DFLASH_CONFIG, BLOCKS, HEADS), ("methods/dflash",)),
     LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
@@ -290,10 +289,5 @@ MUTANTS = (
     Mutant("windows of speculators slide", DFLASH_CONFIG, "0 if is_causal else None, from_root=True", "0"),
     Mutant(
         "a block's tokens see those after them", HEADS, "(of_text <= back) & (distances >= -ahead)", "of_text <= back"
-    ),
-    Mutant("siblings are followed by the same tokens", BLOCKS, "(tree.tokens[node], tree", "(tree.tokens[0], tree"),
-    Mutant("candidates keep their first scores", PREDECESSOR, "best + scores.to(best)", "best"),
-    Mutant(
-        "convolutions read across blocks", CONVOLUTION, "states.reshape(-1, self.block_size,", "states.reshape(1, -1,"
     ),
 )

@@ -149,13 +149,6 @@ def test_a_loaded_model_is_widened_with_its_head(size: tuple[int, int], tokenize
     assert any(drafted[0])
 
 
-def test_a_head_of_another_kind_is_not_widened() -> None:
-    model = tiny_llama(200)
-    large = widen(model, hidden_size=64, num_layers=2)
-    with pytest.raises(UnsupportedModelError, match="DFlash head, but .* is a DFlashHead of another kind"):
-        widen_head(random_dflash_head(model, kind="dflash2"), model, large)
-
-
 def test_a_head_of_another_width_is_not_widened() -> None:
     model = tiny_llama(200)
     with pytest.raises(UnsupportedModelError, match="hidden size 32"):

@@ -19,7 +19,6 @@ SLIDING = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_atten
 # of the files that are published: fields of config.json, and of the layers' configuration
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dflash": ({"speculators_model_type": "dflash"}, SLIDING),
-    "dflash2": ({"speculators_model_type": "dflash2", "selector_rank": 8, "selector_top_k": 6}, {}),
     "dflash, reduced": ({"speculators_model_type": "dflash", "draft_vocab_size": 64}, {}),
 }
 
@@ -45,7 +44,6 @@ def random_dflash_head(target: Any, *, kind: str, seed: int = 3, scale: float = 
     inputs = {
         "block_size": 6,
         "mask_token_id": MASK_TOKEN,
-        "conv_group_size": 8,
         "draft_vocab_size": config.vocab_size,
         "aux_hidden_state_layer_ids": [1, config.num_hidden_layers],
         "transformer_layer_config": layers,

@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as tf
 from safetensors.torch import load_file, save_file
 
 import hf_specdec
-from tests.helpers.zoo import DECODER, WINDOW
 from tests.helpers.zoo_wide import build, shrunk
 
 __all__ = ["LAYOUTS", "Layout", "Saved", "announcing", "reference_logits"]
 
-HALF = r"^(self_attn|mlps|input_layernorm|post_attention_layernorm)\.0\."
 ONE_NECK = {
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
@@ -55,12 +52,10 @@ class Layout:
         outer: names of what is besides the blocks; `{layer}` is the prefix of the MTP layer.
         layer: that prefix; `{number}` counts after the model's layers, `{place}` from 0.
         block: prefix of a block's weights; `{block}` counts the blocks of all MTP layers.
-        halved: whether the MTP layer is the first half of one of the model's, without its experts.
         renamed: names inside a block that differ from the model's.
         gemma_norm: whether norms multiply by one and the weight.
         slides: whether the layers have a window.
         num_layers: MTP layers.
-        chains_norm: whether the next layer reads the state after the norm.
     """
 
     make: Callable[[], Any]
@@ -68,12 +63,10 @@ class Layout:
     outer: dict[str, str]
     layer: str = "model.layers.{number}"
     block: str = "{layer}"
-    halved: bool = False
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     gemma_norm: bool = False
     slides: bool = False
     num_layers: int = 1
-    chains_norm: bool = True
 
     def save(self, folder: Path) -> Saved:
         """The target's checkpoint with its MTP layers."""
@@ -86,7 +79,7 @@ class Layout:
                 weight.add_(torch.randn(weight.shape, generator=random), alpha=0.1)
         donor.save_pretrained(folder / "donor")
         inputs, weights, parts = load_file(folder / "donor" / "model.safetensors"), {}, []
-        sizes = {"proj": (text.hidden_size, 2 * text.hidden_size), "head": (text.vocab_size, text.hidden_size)}
+        sizes = {"proj": (text.hidden_size, 2 * text.hidden_size)}
         for place in range(self.num_layers):
             layer = self.layer.format(number=text.num_hidden_layers + place, place=place)
             mine = {}
@@ -101,8 +94,6 @@ class Layout:
                     result = re.search(rf"(?:^|\.)layers\.{number}\.(.+)", name)
                     if result and "vis" not in name:
                         inner = result[1]
-                        if self.halved and not re.search(HALF, inner):
-                            continue
                         for ours, published in self.renamed.items():
                             inner = inner.replace(ours, published)
                         weights[f"{prefix}.{inner}"] = weight.clone()
@@ -120,7 +111,7 @@ def reference_logits(layout: Layout, saved: Saved, text: torch.Tensor) -> list[t
     """`(1, length - 1 - s, vocab_size)` of MTP layer s over a text `(1, length)`, computed by the formula."""
     target, decoder = saved.target, saved.donor.get_decoder()
     config = target.config.get_text_config()
-    eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
+    eps = config.rms_norm_eps
     with torch.no_grad():
         states = target(text, output_hidden_states=True).hidden_states[-1]
         embedded = target.get_input_embeddings()(text)
@@ -146,14 +137,9 @@ def reference_logits(layout: Layout, saved: Saved, text: torch.Tensor) -> list[t
             seen_by = {"attention_mask": mask, "position_embeddings": angles, "position_ids": positions}
             for number in layout.blocks:
                 layer = decoder.layers[number]
-                if layout.halved:
-                    hidden = hidden + layer.self_attn[0](layer.input_layernorm[0](hidden), **seen_by)[0]
-                    hidden = hidden + layer.mlps[0](layer.post_attention_layernorm[0](hidden))
-                else:
-                    hidden = layer(hidden, **seen_by)
-            normed = _normed(hidden, parts["norm"], layout, eps) if "norm" in parts else hidden
-            logits.append(normed @ parts["head"].T if "head" in parts else target.lm_head(normed))
-            states = normed if layout.chains_norm else hidden
+                hidden = layer(hidden, **seen_by)
+            states = _normed(hidden, parts["norm"], layout, eps)
+            logits.append(target.lm_head(states))
     return logits
 
 
@@ -168,27 +154,6 @@ def announcing(model_type: str, kind: str, count: int | None = 1, **changes: Any
     return build(config, kind, 0.15)
 
 
-STEP: dict[str, Any] = {
-    "head_dim": 12,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "share_expert_dim": 32,
-    "sliding_window": WINDOW,
-    "layer_types": ["full_attention", "sliding_attention", "full_attention"] + ["sliding_attention"] * 2,
-    "mlp_layer_types": ["dense", "dense", "sparse", "dense", "dense"],
-    "num_nextn_predict_layers": 2,  # as in the published file, the lists go on with the MTP layers
-    "attention_other_setting": {"num_attention_heads": 6},
-}
-
-
-def _step() -> Any:
-    config = shrunk("step3p7")
-    config.text_config = tf.Step3p7TextConfig(**DECODER | STEP)
-    return build(config, "image", 0.15)
-
-
 def _of(model_type: str, kind: str = "causal", count: int | None = 1, **changes: Any) -> Callable[[], Any]:
     return lambda: announcing(model_type, kind, count, **changes)
 
@@ -196,34 +161,12 @@ def _of(model_type: str, kind: str = "causal", count: int | None = 1, **changes:
 LAYOUTS: dict[str, Layout] = {
     "bailing_hybrid": Layout(_of("bailing_hybrid"), (2,), NECK | FINAL),
     "deepseek_v3": Layout(_of("deepseek_v3"), (1,), NECK | SHARED_HEAD),
-    "ernie4_5_moe": Layout(
-        _of("ernie4_5_moe"),
-        (0,),
-        {
-            "enorm": "model.mtp_emb_norm.0",
-            "hnorm": "model.mtp_hidden_norm.0",
-            "proj": "model.mtp_linear_proj.0",
-        },
-        block="model.mtp_block.{place}",
-    ),
     "exaone4_5": Layout(_of("exaone4_5", "image"), (0,), ONE_NECK, block="mtp.layers.{place}", slides=True),
     "exaone_moe": Layout(_of("exaone_moe"), (0,), ONE_NECK, block="mtp.layers.{place}", slides=True),
     "glm4_moe": Layout(_of("glm4_moe", first_k_dense_replace=1), (1,), NECK | SHARED_HEAD),
     "glm4_moe_lite": Layout(_of("glm4_moe_lite"), (1,), NECK | SHARED_HEAD),
     "glm_ocr": Layout(_of("glm_ocr", "image"), (0,), NECK | SHARED_HEAD, layer="model.language_model.layers.{number}"),
     "hy_v3": Layout(_of("hy_v3"), (1,), NECK | FINAL),
-    "longcat_flash": Layout(
-        _of("longcat_flash", count=None),
-        (0,),
-        {"enorm": "{layer}.enorm.m", "hnorm": "{layer}.hnorm.m", "proj": "{layer}.eh_proj", "norm": "model.mtp.norm"},
-        layer="model.mtp.layers.{place}",
-        halved=True,
-        renamed={
-            "self_attn.0.": "self_attn.",
-            "_layernorm.0.": "_layernorm.",
-            "mlps.0.": "transformer_layer.mlp.",
-        },
-    ),
     "mimo_v2_flash": Layout(
         _of("mimo_v2_flash", count=None, mlp_layer_types=["dense", "dense", "sparse"]),
         (1,),
@@ -232,13 +175,6 @@ LAYOUTS: dict[str, Layout] = {
         renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
         slides=True,
         num_layers=2,
-    ),
-    "nemotron_h": Layout(
-        _of("nemotron_h"),
-        (2, 1),
-        {name: f"mtp.layers.0.{rest}" for name, rest in (("enorm",) * 2, ("hnorm",) * 2, ("proj", "eh_proj"))}
-        | {"norm": "mtp.layers.1.final_layernorm"},
-        block="mtp.layers.{block}",
     ),
     "qwen3_5": Layout(
         _of("qwen3_5", "image", mtp_num_hidden_layers=1), (3,), ONE_NECK, block="mtp.layers.{place}", gemma_norm=True
@@ -251,13 +187,4 @@ LAYOUTS: dict[str, Layout] = {
         gemma_norm=True,
     ),
     "qwen3_next": Layout(_of("qwen3_next", count=None), (3,), ONE_NECK, block="mtp.layers.{place}", gemma_norm=True),
-    "step3p7": Layout(
-        _step,
-        (1,),
-        NECK | {"norm": "{layer}.transformer.shared_head.norm", "head": "{layer}.transformer.shared_head.output"},
-        gemma_norm=True,
-        slides=True,
-        num_layers=2,
-        chains_norm=False,
-    ),
 }

@@ -22,7 +22,6 @@ ONE_OF_EACH = (
     "eagle3, llama",
     "mtp, glm4_moe, 3 layers",
     "dflash, llama",
-    "dflash, a head of dflash2",
 )
 Pair = tuple[Any, Any]
 

@@ -2,7 +2,7 @@
 
 Its cache holds the target's states of the accepted tokens as the head's layers read them; each step adds those of the
 tokens that were accepted and forgets the block. The tokens of a block are drafted without knowing one another: what
-follows a node of a tree depends on its depth alone, unless the head says what follows each token.
+follows a node of a tree depends on its depth alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +29,14 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         project: states of the head to logits, the target's or those of the head's own vocabulary.
     """
 
-    per_row = ("_firsts", "_unread", "_blocks", "_states")
+    per_row = ("_firsts", "_unread", "_blocks")
 
     def __init__(self, head: BlockHead, call: HeadCall, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(head, call)
         self.project, self.max_draft_len = project, head.num_drafted
         self._firsts = [0] * self.num_rows  # position of each row's first state
         self._unread: list[list[torch.Tensor]] = [[] for _ in self.texts]  # features that the cache lacks
-        # of this round: (num_drafted, draft_vocab_size) logits, and (num_drafted, hidden_size) states where logits
-        # depend on the token before
-        self._blocks: list[torch.Tensor | None] = [None] * self.num_rows
-        self._states: list[torch.Tensor | None] = [None] * self.num_rows
+        self._blocks: list[torch.Tensor | None] = [None] * self.num_rows  # of this round: (num_drafted, vocab) logits
         reserve, shapes, self._shapes = call.reserve + head.block_size, head.cache_shapes(), call.shapes
         self._cache = head_cache(head, shapes, call.shapes, num_rows=self.num_rows, reserve=reserve)
 
@@ -73,24 +70,13 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         if any(wanted):
             self._compute(wanted)
         scored = []
-        for place, (tree, known) in enumerate(zip(trees, self._num_scored, strict=True)):
-            block = self._blocks[place]
+        for tree, known, block in zip(trees, self._num_scored, self._blocks, strict=True):
             if block is None or tree is None or len(tree) == known:
                 continue
             flat = block.new_zeros((1, block.shape[1]))  # beyond the block any token is as likely as any other
             depths = torch.tensor(tree.depths[known:], device=block.device).clamp(max=len(block))
-            rows = torch.cat([block, flat])[depths]
-            scored.append(self._after(place, tree, known, rows) if self.head.follows_tokens else rows)
+            scored.append(torch.cat([block, flat])[depths])
         return torch.cat(scored)
-
-    def _after(self, place: int, tree: DraftTree, known: int, rows: torch.Tensor) -> torch.Tensor:
-        """Logits of a row's nodes that are not scored yet, by their tokens too."""
-        states = self._states[place]
-        assert states is not None
-        nodes = range(known, len(tree))
-        pairs = np.array([(tree.tokens[node], tree.depths[node]) for node in nodes])
-        tokens, depths = to_device([pairs], states.device)[0].unbind(1)
-        return self.head.after(rows, tokens, states[depths.clamp(max=len(states) - 1)])
 
     def _compute(self, wanted: Sequence[bool]) -> None:
         """One forward: new states of the text, C columns a row, and the wanted rows' blocks of N tokens."""
@@ -134,8 +120,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             if want:
                 self._unread[place] = []
                 self._blocks[place] = logits[place]
-                if head.follows_tokens:
-                    self._states[place] = states[place]
 
     def _place(self, num_new: int) -> tuple[int, int, bool]:
         """C for so many new states, K, and whether both are fixed; says where the cache writes the C + N columns."""
@@ -171,7 +155,7 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
             self.compiled.keep_cache(self._cache)
 
     def _renew_round(self) -> None:
-        self._blocks, self._states = [None] * len(self.texts), [None] * len(self.texts)
+        self._blocks = [None] * len(self.texts)
 
     def _select(self, rows: Sequence[int]) -> None:
         self._cache.select(rows)

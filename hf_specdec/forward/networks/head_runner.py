@@ -67,7 +67,7 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         if self.compiled is not None:
             return torch.stack([self._stages[stage].rows[place].logits[node] for place, node, stage in new])
         states = torch.stack([self._stages[stage].rows[place].states[node] for place, node, stage in new])
-        return self.head.stage_logits(states, [stage for _, _, stage in new])
+        return self.head.logits(states)
 
     def close(self) -> None:
         """The call has ended; buffers of compiled forwards are kept for the next one."""

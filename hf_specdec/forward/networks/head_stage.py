@@ -338,7 +338,7 @@ def _pair_step(head: PairHead) -> Step:
     def step(*, stage: int, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         computed = head(stage=stage, **inputs)  # (rows, Q, hidden_size)
         flat = computed.flatten(0, 1)
-        return computed, head.stage_logits(flat, [stage]).view(*computed.shape[:2], -1)
+        return computed, head.logits(flat).view(*computed.shape[:2], -1)
 
     return step
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -114,10 +114,6 @@ class PairHead(DraftHead):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., draft_vocab_size)` of states that `forward` returned."""
 
-    def stage_logits(self, states: torch.Tensor, stages: Sequence[int]) -> torch.Tensor:
-        """`(N, draft_vocab_size)` of states `(N, hidden_size)` that `stages`, one for each or one for all, returned."""
-        return self.logits(states)
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
@@ -149,32 +145,27 @@ class AttentionSpan:
 class BlockHead(DraftHead):
     """A head that drafts a block of tokens in one forward: the last token, and a mask for each token to be drafted.
 
-    Its cache holds what it made of the target's hidden states.
+    The tokens of a block are drafted without knowing one another. The cache holds what the head made of the target's
+    hidden states.
 
     Attributes:
         block_size (`int`): tokens of a block, the last token of the text among them.
         mask_token_id (`int`): the token of the target in the place of one to be drafted.
-        drafts_at_root (`bool`): whether the state of the last token drafts the next one; else that of the first mask
-            does, and so on, and a block drafts a token less.
         lm_head (`nn.Linear | None`): an output head of its own; without, the target's reads its states.
         span: of layers without a sliding window.
         sliding_span: of those with one; `None` where no layer has one.
-        follows_tokens (`bool`): whether logits depend on the token before, see `after`; else the tokens of a block are
-            drafted without knowing one another.
     """
 
     block_size: int
     mask_token_id: int
-    drafts_at_root: bool = False
     lm_head: nn.Linear | None
     span: AttentionSpan = AttentionSpan()
     sliding_span: AttentionSpan | None = None
-    follows_tokens: bool = False
 
     @property
     def num_drafted(self) -> int:
         """Tokens that a block drafts."""
-        return self.block_size - (not self.drafts_at_root)
+        return self.block_size - 1
 
     @abstractmethod
     def cache_shapes(self) -> Mapping[int, tuple[int, int, int]]:
@@ -200,16 +191,6 @@ class BlockHead(DraftHead):
                 those of the cache, of the features and of the block, each token of the block sees.
             cache: a transformers cache; the C + N new keys and values are written to it.
         """
-
-    def after(self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """The logits after `tokens`, `(N, draft_vocab_size)`.
-
-        Args:
-            logits: `(N, draft_vocab_size)` whatever the token before.
-            tokens: `(N,)` ids of the target.
-            states: `(N, hidden_size)` that the logits are of.
-        """
-        raise NotImplementedError
 
 
 def attention_shape(config: Any) -> tuple[int, int, int]:

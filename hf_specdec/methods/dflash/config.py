@@ -16,13 +16,11 @@ class DFlashConfig(HeadConfig):
 
     Args:
         draft_len (`int`, *optional*, defaults to `15`):
-            Most tokens drafted along one branch, and never more than a block of the head holds: `block_size - 1`, or
-            `block_size` for heads that draft from the text's last token too. Aliases: `max_draft_len`,
-            `num_assistant_tokens`.
+            Most tokens drafted along one branch, and never more than a block of the head holds, `block_size - 1`.
+            Aliases: `max_draft_len`, `num_assistant_tokens`.
         num_branches (`int`, *optional*, defaults to `1`):
-            Most children of a node of the draft tree; 1 drafts a chain. With DFlash heads the tokens of a block are
-            predicted independently of one another, so all branches of a tree offer the same tokens at each depth. With
-            DFlash 2 heads each node has children of its own.
+            Most children of a node of the draft tree; 1 drafts a chain. The tokens of a block are predicted
+            independently of one another, so all branches of a tree offer the same tokens at each depth.
     """
 
     draft_len: int = 15

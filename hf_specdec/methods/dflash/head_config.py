@@ -1,4 +1,4 @@
-"""Shape of a DFlash or DFlash 2 head, in either of their published forms.
+"""Shape of a DFlash head, in either of the published forms.
 
 The authors' form has fields of its own next to those of the layers or in a `dflash_config`.
 """
@@ -21,6 +21,7 @@ UNKNOWN: Mapping[str, Any] = {
     "add_swa_attention_sink_bias": False,
     "fc_layernorm": False,
     "is_neox_style": True,
+    "sample_from_anchor": False,
     "use_aux_hidden_state": True,
 }
 ALL = AttentionSpan()
@@ -36,10 +37,6 @@ class DFlashHeadConfig(HeadShape):
         block_size (`int`): tokens of a block, the last token of the text among them.
         mask_token_id (`int`): in the place of a token to be drafted.
         span, sliding_span: how far the tokens of a block see, in layers without and with a sliding window.
-        drafts_at_root (`bool`): the state of the last token drafts the next one, instead of the first mask's.
-        conv_kernel_size, conv_group_size (`int`): of DFlash 2's convolutions, 0 without.
-        selector_rank, selector_top_k (`int`): of DFlash 2, width and number of the candidates that are scored by the
-            token before, 0 without.
     """
 
     layer_ids: tuple[int, ...]
@@ -47,26 +44,18 @@ class DFlashHeadConfig(HeadShape):
     mask_token_id: int
     span: AttentionSpan = ALL
     sliding_span: AttentionSpan | None = None
-    drafts_at_root: bool = False
-    conv_kernel_size: int = 0
-    conv_group_size: int = 0
-    selector_rank: int = 0
-    selector_top_k: int = 0
 
     label: ClassVar[str] = "a DFlash head"
-    kinds: ClassVar[tuple[str, ...]] = ("dflash", "dflash2")
-    architectures: ClassVar[Mapping[str, str]] = {"DFlashDraftModel": "dflash", "DFlash2DraftModel": "dflash2"}
+    kinds: ClassVar[tuple[str, ...]] = ("dflash",)
+    architectures: ClassVar[Mapping[str, str]] = {"DFlashDraftModel": "dflash"}
     ids_field: ClassVar[str] = "target_layer_ids"
 
     def __post_init__(self) -> None:
         HeadShape.__post_init__(self)
-        if self.block_size < 2 - self.drafts_at_root:
+        if self.block_size < 2:
             raise ConfigError("block_size", "must leave room for a drafted token", self.block_size, REMEDY)
         if self.mask_token_id < 0:
             raise ConfigError("mask_token_id", "must be a token of the target", self.mask_token_id, REMEDY)
-        if self.conv_group_size and self.hidden_size % self.conv_group_size:
-            rule = f"must divide hidden_size {self.hidden_size}"
-            raise ConfigError("conv_group_size", rule, self.conv_group_size, REMEDY)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -98,32 +87,20 @@ class DFlashHeadConfig(HeadShape):
             block_size=_required(values, "block_size"),
             span=AttentionSpan(None, 0) if is_causal else ALL,
             sliding_span=_sliding_span(layer, window, is_causal=is_causal is None or bool(is_causal)),
-            **_of_both_forms(values, kind),
+            mask_token_id=_required(values, "mask_token_id"),
         )
 
     @classmethod
     def _from_speculators(cls, values: Mapping[str, Any], kind: str, layer: dict[str, Any]) -> Self:
         config, window = _layers(layer), layer.get("sliding_window")
-        is_causal = not values.get("sliding_window_non_causal", kind == "dflash2")
+        is_causal = not values.get("sliding_window_non_causal")
         return cls(
             **sizes_of(values, config, MOST_DRAFT_TOKENS),
             layer_ids=tuple(_required(values, "aux_hidden_state_layer_ids")),
             block_size=values.get("block_size") or 8,
             sliding_span=_sliding_span(config, window, is_causal=is_causal, from_root=True),
-            **_of_both_forms(values, kind),
+            mask_token_id=_required(values, "mask_token_id"),
         )
-
-
-def _of_both_forms(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Fields of a `DFlashHeadConfig` that both forms name alike."""
-    usual: dict[str, Any] = {}
-    if kind == "dflash2":
-        usual = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
-    return {
-        "mask_token_id": _required(values, "mask_token_id"),
-        "drafts_at_root": bool(values.get("sample_from_anchor")),
-        **{field: values.get(field, value) for field, value in usual.items()},
-    }
 
 
 def _layers(values: Mapping[str, Any]) -> PretrainedConfig:

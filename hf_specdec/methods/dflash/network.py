@@ -4,7 +4,7 @@ After https://arxiv.org/abs/2602.06036. Knows nothing of trees or targets: masks
 Layers, norms and rotary embeddings are those of transformers' qwen3.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,9 +17,7 @@ from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.common.head_files import HeadFiles, read_tensors
 from hf_specdec.methods.common.head_shape import REMEDY
 from hf_specdec.methods.common.layer_head import LayerHead
-from hf_specdec.methods.dflash.convolution import BlockConvolution
 from hf_specdec.methods.dflash.head_config import SLIDING, DFlashHeadConfig
-from hf_specdec.methods.dflash.predecessor import CandidateSelector
 
 MASK_EMBEDDING = "mask_embedding.pt"
 
@@ -55,15 +53,9 @@ class DFlashHead(LayerHead, BlockHead):
             raise ConfigError("draft_vocab_size", rule, config.draft_vocab_size, REMEDY)
         super().__init__(config, has_embedding=has_embedding, has_output_head=has_output_head)
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
-        self.drafts_at_root, self.span, self.sliding_span = config.drafts_at_root, config.span, config.sliding_span
+        self.span, self.sliding_span = config.span, config.sliding_span
         self.mask_embedding = nn.Parameter(torch.zeros(config.hidden_size)) if has_mask_embedding else None
         self.hidden_norm = type(self.norm)(config.hidden_size, eps=config.layer.rms_norm_eps)
-        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
-        self.follows_tokens = self.candidate_selector is not None
-        if config.conv_kernel_size:
-            shape = (config.block_size, config.hidden_size, config.conv_kernel_size, config.conv_group_size)
-            for layer in self.layers:
-                layer.attention_conv, layer.mlp_conv = BlockConvolution(*shape), BlockConvolution(*shape)
 
     @staticmethod
     def more_weights(files: HeadFiles) -> dict[str, torch.Tensor]:
@@ -102,27 +94,10 @@ class DFlashHead(LayerHead, BlockHead):
         for layer, kind in zip(self.layers, self.config.layer.layer_types, strict=True):
             seen = sliding_mask if kind == SLIDING else mask
             read = partial(_attention, layer.self_attn, context=context, rotary=rotary, mask=seen, cache=cache)
-            states = states + _convolved(layer, "attention_conv", read, layer.input_layernorm(states))
-            states = states + _convolved(layer, "mlp_conv", layer.mlp, layer.post_attention_layernorm(states))
+            states = states + read(layer.input_layernorm(states))
+            states = states + layer.mlp(layer.post_attention_layernorm(states))
         normed: torch.Tensor = self.norm(states)
         return normed
-
-    def after(self, logits: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """See `BlockHead.after`."""
-        assert self.candidate_selector is not None
-        scored: torch.Tensor = self.candidate_selector(logits, tokens, states)
-        return scored
-
-
-def _convolved(
-    layer: Any, name: str, compute: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor
-) -> torch.Tensor:
-    """Applies `compute` to `states`, both convolved where the layer has a convolution of this name."""
-    convolution: BlockConvolution | None = getattr(layer, name, None)
-    if convolution is None:
-        return compute(states)
-    states, added = convolution.before(states)
-    return convolution.after(compute(states), added)
 
 
 def _attention(

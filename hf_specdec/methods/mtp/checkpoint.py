@@ -12,10 +12,10 @@ from hf_specdec.common.files import said_of_hub
 from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp import MtpModel, has_own_mtp, weight_names
 from hf_specdec.errors import CheckpointError, UnsupportedModelError, first_line
-from hf_specdec.methods.mtp.families import NUMBERED, SAME, announced_layers, family_of
-from hf_specdec.methods.mtp.layers import OTHER_METHOD, FamilyMtp, block_types
+from hf_specdec.methods.mtp.families import NUMBERED, SAME, FamilyMtp, announced_layers, family_of
 
 QUANTISED = re.compile(r"\.(weight_scale(_2)?|weight_packed|qweight|scales|weight\.absmax)$")
+OTHER_METHOD = 'Use another spec_method, such as "auto".'
 REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
 
 
@@ -107,11 +107,10 @@ def _announcing(target: PreTrainedModel, count: int) -> Iterator[None]:
     config, family = text_config(target.config), family_of(target.config)
     fields: dict[str, Any] = {"num_mtp_layers": count}
     if family is not None:
-        block_types(config, family)
         attention = _types(config, "layer_types", family.attention, count)
         mlp = _types(config, "mlp_layer_types", family.mlp, count)
         types = {"mtp_layer_types": attention, "mtp_mlp_layer_types": mlp}
-        fields |= {name: value for name, value in types.items() if value} | dict(family.fields(config, attention or []))
+        fields |= {name: value for name, value in types.items() if value}
     before = {name: getattr(config, name) for name in fields if hasattr(config, name)}
     try:
         for name, value in fields.items():

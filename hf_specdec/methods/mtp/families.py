@@ -1,42 +1,32 @@
-"""Layouts of multi-token prediction layers in the checkpoints of each family of models.
+"""Multi-token prediction layers as the checkpoints of each family of models have them.
 
 Every family normalises the next token's embedding and the state before it apart, and projects the two, the embedding
-first. They differ in the names of the weights, in the block, and in what follows it.
+first. They differ in the names of the weights and in the block.
 
 Sources: the reference code of the families and its ports in vLLM and SGLang; `docs/guides/draft-model.md` names them.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from hf_specdec.compat.models import text_config
+from hf_specdec.compat.mtp import (
+    MtpModel,
+    WeightRenaming,
+    get_checkpoint_conversion_mapping,
+    get_model_conversion_mapping,
+    widening,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SAME = "same"  # as the model's layer of the same number
 COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 NUMBERED = r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\."  # after the model's own layers
 BELOW_MTP = r"^(?:model\.)?mtp\.layers\.(\d+)\."
-
-
-def _nothing(config: Any, attention: Sequence[str]) -> Mapping[str, Any]:
-    return {}
-
-
-def _ernie(config: Any, attention: Sequence[str]) -> Mapping[str, Any]:
-    """A dense block."""
-    return {"moe_layer_start_index": 1 << 30}
-
-
-def _nemotron(config: Any, attention: Sequence[str]) -> Mapping[str, Any]:
-    """Its configuration names the epsilon otherwise."""
-    return {"rms_norm_eps": config.layer_norm_epsilon}
-
-
-def _step(config: Any, attention: Sequence[str]) -> Mapping[str, Any]:
-    """Layers that slide have another number of heads."""
-    heads = {"num_attention_heads": config.num_sliding_attention_heads}
-    return {"mtp_per_layer_config": {place: heads for place, kind in enumerate(attention) if kind == SLIDING}}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +40,6 @@ class MtpFamily:
         attention (`str | None`): type of the layers' attention where the configuration does not tell; `SAME` is that of
             the model's layer with the same number. `None`: the configuration must tell.
         mlp (`str`): `"sparse"` or `"dense"`, likewise.
-        fields (`Callable[[Any, Sequence[str]], Mapping[str, Any]]`): of the text configuration and the layers' types of
-            attention, further fields of the configuration that the layers are built with.
-        has_norm (`bool`): whether a norm follows the block.
-        chains_norm (`bool`): whether the next layer reads the state after that norm, or before it.
-        has_heads (`bool`): whether each layer has an output head of its own.
-        halves (`bool`): whether the model's layers have two attentions, and an MTP layer the first half of one.
-        blocks_field (`str | None`): field of the configuration that lists the types of the blocks of one MTP layer,
-            where it has several; they are numbered on in the checkpoint.
     """
 
     keys: str
@@ -65,12 +47,6 @@ class MtpFamily:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attention: str | None = FULL
     mlp: str = "sparse"
-    fields: Callable[[Any, Sequence[str]], Mapping[str, Any]] = _nothing
-    has_norm: bool = True
-    chains_norm: bool = True
-    has_heads: bool = False
-    halves: bool = False
-    blocks_field: str | None = None
 
 
 # `shared_head.norm` is the norm after the block, `shared_head.head` a copy of the model's output head
@@ -83,18 +59,6 @@ ONE_NECK = MtpFamily(keys=r"^mtp\.", counted=BELOW_MTP)
 FAMILIES: Mapping[str, MtpFamily] = {
     "bailing_hybrid": NUMBERED_FINAL_NORM,
     "deepseek_v3": NUMBERED_FAMILY,
-    "ernie4_5_moe": MtpFamily(
-        keys=r"^model\.mtp_",
-        counted=r"^model\.mtp_block\.(\d+)\.",
-        names={
-            r"^model\.mtp_emb_norm\.(\d+)\.": r"layers.\1.enorm.",
-            r"^model\.mtp_hidden_norm\.(\d+)\.": r"layers.\1.hnorm.",
-            r"^model\.mtp_linear_proj\.(\d+)\.": r"layers.\1.eh_proj.",
-            r"^model\.mtp_block\.(\d+)\.": r"layers.\1.mtp_block.",
-        },
-        fields=_ernie,
-        has_norm=False,
-    ),
     "exaone4_5": dataclasses.replace(ONE_NECK, attention=SAME),
     "exaone_moe": dataclasses.replace(ONE_NECK, attention=SAME, mlp="dense"),
     "glm4_moe": NUMBERED_FAMILY,
@@ -102,12 +66,6 @@ FAMILIES: Mapping[str, MtpFamily] = {
     "glm_ocr": NUMBERED_FAMILY,
     "hy_v3": NUMBERED_FINAL_NORM,
     "kimi_k25": NUMBERED_FAMILY,
-    "longcat_flash": MtpFamily(
-        keys=r"^model\.mtp\.",
-        counted=BELOW_MTP,
-        names={r"\.(enorm|hnorm)\.m\.": r".\1.", r"\.transformer_layer\.": "."},
-        halves=True,
-    ),
     "mellum": dataclasses.replace(ONE_NECK, attention=None),
     "mimo_v2_flash": MtpFamily(
         keys=r"^model\.mtp\.",
@@ -116,20 +74,11 @@ FAMILIES: Mapping[str, MtpFamily] = {
         attention=SLIDING,
         mlp="dense",
     ),
-    "nemotron_h": MtpFamily(keys=r"^mtp\.", counted=BELOW_MTP, fields=_nemotron, blocks_field="mtp_layers_block_type"),
     "qwen3_5": ONE_NECK,
     "qwen3_5_moe": ONE_NECK,
     "qwen3_5_moe_text": ONE_NECK,
     "qwen3_5_text": ONE_NECK,
     "qwen3_next": ONE_NECK,
-    "step3p7": dataclasses.replace(
-        NUMBERED_FAMILY,
-        names={r"\.transformer\.shared_head\.": ".shared_head."},
-        attention=None,
-        fields=_step,
-        chains_norm=False,
-        has_heads=True,
-    ),
 }
 
 
@@ -146,3 +95,53 @@ def announced_layers(config: Any) -> int | None:
         if count is not None:
             return int(count)
     return None
+
+
+class FamilyMtp(MtpModel):
+    """`MtpModel` of a family whose layers differ from what transformers knows of them."""
+
+    def __init__(self, main_model: PreTrainedModel, num_mtp_layers: int) -> None:
+        super().__init__(main_model, num_mtp_layers)
+        self.family = _family(main_model)
+        config = self.config
+        norm = type(main_model.get_decoder().norm) if hasattr(main_model.get_decoder(), "norm") else None
+        for layer in self.layers:
+            if norm is not None and type(layer.enorm) is not norm:
+                # transformers takes the first norm inside the last layer, which may be a part of its mixer
+                layer.enorm, layer.hnorm, layer.post_norm = (
+                    norm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)
+                )
+
+    @staticmethod
+    def get_mtp_weights_regex(main_model: PreTrainedModel) -> re.Pattern[str]:
+        """See `MtpModel`."""
+        family, text = _family(main_model), text_config(main_model.config)
+        if family.keys != NUMBERED:
+            return re.compile(family.keys)
+        first = text.num_hidden_layers
+        numbers = "|".join(str(first + place) for place in range(text.num_mtp_layers))
+        return re.compile(NUMBERED.replace(r"\d+", numbers))
+
+    def get_weight_conversions(self, main_model: PreTrainedModel) -> list[Any]:
+        """See `MtpModel`; it finds its own mapping by the name of its class."""
+        count, family = len(self.layers), self.family
+        first = main_model.config.get_text_config().num_hidden_layers
+        names = {r"^model\.language_model\.": "model.", r"^language_model\.": "", **family.names}
+        for place in range(count):
+            names[rf"layers\.{first + place}\."] = f"layers.{place}.mtp_block."
+        renamings = [WeightRenaming(source_patterns=source, target_patterns=target) for source, target in names.items()]
+        # those of a composite model's decoder apply below its name alone
+        kinds = {
+            "MtpModel": renamings,
+            text_config(main_model.config).model_type: get_model_conversion_mapping(main_model),
+        }
+        conversions: list[Any] = []
+        for kind, before in kinds.items():
+            conversions += [*before, *(get_checkpoint_conversion_mapping(kind) or ())]
+        return widening(conversions, self)
+
+
+def _family(model: PreTrainedModel) -> MtpFamily:
+    family = family_of(model.config)
+    assert family is not None
+    return family

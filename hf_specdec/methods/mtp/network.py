@@ -4,7 +4,6 @@ The layers are transformers' own (`MtpModel`); embeddings and output head are th
 """
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec.compat import CACHE, attention_implementation, text_config
 from hf_specdec.compat.attention import MASKED
-from hf_specdec.compat.mtp import MtpModel, use_float64_experts, use_mask_attention
+from hf_specdec.compat.mtp import MtpModel, shared_logits, use_float64_experts, use_mask_attention
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import PairHead, within
 from hf_specdec.methods.mtp.checkpoint import load_mtp
 from hf_specdec.methods.mtp.families import FULL, SLIDING
-from hf_specdec.methods.mtp.layers import FamilyMtp, mtp_logits
 
 
 class MtpHead(PairHead):
@@ -54,7 +52,6 @@ class MtpHead(PairHead):
                 f"{others[0]}. transformers' own use_mtp=True drafts with them."
             )
         self.layers = mtp.layers
-        self.heads = mtp.heads if isinstance(mtp, FamilyMtp) else torch.nn.ModuleList()
         self.norm = mtp.shared_post_norm if mtp.use_shared_post_norm else None
         self.rotary_emb = copy.deepcopy(mtp.rotary_emb)  # some follow the length of their text
         self.num_stages, self._kinds = len(mtp.layers), tuple(kinds)
@@ -62,7 +59,6 @@ class MtpHead(PairHead):
         self._window = getattr(config, "sliding_window", None) if SLIDING in kinds else None
         self.has_window = self._window is not None
         self._shapes: dict[int, tuple[int, int, int]] = {}
-        self._is_staged = isinstance(mtp, FamilyMtp) and mtp.is_staged
 
     @classmethod
     def of_checkpoint(cls, target: PreTrainedModel, path: str | None = None) -> "MtpHead":
@@ -75,8 +71,8 @@ class MtpHead(PairHead):
 
     @property
     def num_weights(self) -> int:
-        """Those of one layer and of its output head, which may be the target's."""
-        modules = (self.heads[0] if self.heads else self._mtp[0].shared_head, self.layers[0])
+        """Those of one layer and of the target's output head."""
+        modules = (self._mtp[0].shared_head, self.layers[0])
         return sum(int(weight.numel()) for module in modules for weight in module.parameters())
 
     def cache_shapes(self, stage: int) -> dict[int, tuple[int, int, int]]:
@@ -131,19 +127,8 @@ class MtpHead(PairHead):
         return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """`(..., vocab_size)` of what the first layer computed."""
-        return mtp_logits(self._mtp[0], states)
-
-    def stage_logits(self, states: torch.Tensor, stages: Sequence[int]) -> torch.Tensor:
-        """See `PairHead.stage_logits`; only layers with norms or heads of their own are told apart."""
-        used = sorted(set(stages))
-        if not self._is_staged or len(used) < 2:
-            return mtp_logits(self._mtp[0], states, used[0] if used else 0)
-        places = {stage: [place for place, number in enumerate(stages) if number == stage] for stage in used}
-        parts = [mtp_logits(self._mtp[0], states[places[stage]], stage) for stage in used]
-        order = torch.tensor([place for stage in used for place in places[stage]], device=parts[0].device)
-        joined = torch.cat(parts)
-        return joined[order.argsort()]
+        """`(..., vocab_size)` of what a layer computed."""
+        return shared_logits(self._mtp[0], states)
 
 
 def mtp_head_of(assistant: object) -> MtpHead | None:

@@ -30,7 +30,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -82,7 +81,7 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
     Raises:
         UnsupportedModelError: it is no head whose weights are known, or its states are not as wide as its target's.
     """
-    if not isinstance(head, Eagle3Head | DFlashHead) or _reads_states_elsewhere(head):
+    if not isinstance(head, Eagle3Head | DFlashHead):
         raise UnsupportedModelError(
             f"`widen_head` needs an EAGLE-3 or DFlash head, but {head.name_or_path!r} is a {type(head).__name__} of "
             "another kind. Measure it at its own size."
@@ -111,14 +110,6 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
     _keep_head_norms(large, head.config.layer.rms_norm_eps)
     large.load_state_dict(dict(head.named_buffers()), strict=False)  # which tokens it drafts
     return large
-
-
-def _reads_states_elsewhere(head: Eagle3Head | DFlashHead) -> bool:
-    """Tell DFlash heads with parts over their states that are not widened: convolutions and selectors."""
-    config = head.config
-    if not isinstance(config, DFlashHeadConfig):
-        return False
-    return bool(config.conv_kernel_size or config.selector_rank)
 
 
 def check_widening(original: PreTrainedModel, widened: PreTrainedModel, *, num_tokens: int = 64) -> float:

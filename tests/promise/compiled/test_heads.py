@@ -26,7 +26,6 @@ GRAPHS = (
     "eagle3, sliding",
     "mtp, glm4_moe, 3 layers",
     "dflash, gemma3",
-    "dflash, a head of dflash2",
 )
 STATIC: dict[str, Any] = {"cache_implementation": "static"}
 Call = Callable[..., Any]
