@@ -64,12 +64,12 @@ def model(zoo: Callable[[str], Any]) -> Any:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A `Recorder` in the place of torch's compiler."""
-    from hf_specdec import compat
+    from hf_specdec.compat import compiling
     from tests.helpers.graphs import Recorder
 
     made = Recorder()
-    monkeypatch.setattr(compat, "compiled", made)
-    monkeypatch.setattr(compat, "num_compiled", lambda: made.num_graphs)
+    monkeypatch.setattr(compiling, "compiled", made)
+    monkeypatch.setattr(compiling, "num_compiled", lambda: made.num_graphs)
     return made
 
 

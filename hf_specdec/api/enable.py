@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, become_plain
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.generate import decode
+from hf_specdec.compat.models import generation_model
 from hf_specdec.compat.modules import remove_output_hooks
+from hf_specdec.compat.settings import keep_own_settings, leave_own_settings, without_settings
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
@@ -76,7 +77,7 @@ def enable(
     if plain_kernels is not None:
         state.plain_kernels = plain_kernels
     check_attention(inner)
-    if compat.keep_own_settings(inner.generation_config):
+    if keep_own_settings(inner.generation_config):
         state.keeps_settings = True
     become_enabled(inner)
     return model
@@ -98,12 +99,12 @@ def disable(model: Model) -> Model:
     """
     inner = _generating(model)
     if become_plain(inner):
-        inner.generation_config = compat.without_settings(inner.generation_config, added_arguments())
+        inner.generation_config = without_settings(inner.generation_config, added_arguments())
     if ATTRIBUTE in vars(inner):
         remove_output_hooks(inner)
     state = vars(inner).pop(ATTRIBUTE, None)
     if state is not None and state.keeps_settings:
-        compat.leave_own_settings(inner.generation_config)
+        leave_own_settings(inner.generation_config)
     return model
 
 
@@ -141,7 +142,7 @@ def spec_memory(model: Any) -> SpecMemory:
 
 def _generating(model: Any) -> PreTrainedModel:
     """The transformers model inside `model`, if it generates."""
-    inner = compat.generation_model(model)
+    inner = generation_model(model)
     if not isinstance(inner, PreTrainedModel) or not isinstance(inner, GenerationMixin) or not inner.can_generate():
         raise UnsupportedModelError(
             f"`model` must be a transformers model with `generate`, but is {type(inner).__name__}. "

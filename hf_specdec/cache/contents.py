@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
+from hf_specdec.compat.caches import holds_states
 
 
 def contents(value: Any) -> Iterator[torch.Tensor]:
@@ -17,5 +17,5 @@ def contents(value: Any) -> Iterator[torch.Tensor]:
             yield from contents(item)
     elif isinstance(value, dict):
         yield from contents(list(value.values()))
-    elif compat.holds_states(value):
+    elif holds_states(value):
         yield from contents(vars(value))

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
 from hf_specdec.common.transfer import HOST
+from hf_specdec.compat.caches import can_reorder, holds_states, replaced_attributes
 
 
 class StateCache:
@@ -29,7 +29,7 @@ class StateCache:
     @property
     def supports_row_removal(self) -> bool:
         """Returns whether transformers' own layers can be taken apart."""
-        return compat.can_reorder(self.model_cache)
+        return can_reorder(self.model_cache)
 
     def adopt_prefill(self, cache: Any) -> Any:
         """Take over the prompt's forward; `cache` is what came out of it."""
@@ -77,9 +77,9 @@ def saved(value: Any) -> Any:
         return type(value)([saved(item) for item in value])
     if isinstance(value, dict):
         return {name: saved(item) for name, item in value.items()}
-    if not compat.holds_states(value):
+    if not holds_states(value):
         return value
-    replaced = compat.replaced_attributes(value)
+    replaced = replaced_attributes(value)
     return {name: item if name in replaced else saved(item) for name, item in vars(value).items()}
 
 
@@ -88,7 +88,7 @@ def restore(value: Any, copy: Any) -> Any:
     if isinstance(copy, list) and isinstance(value, list):
         value[:] = [restore(item, old) for item, old in zip(value, copy, strict=False)]
         return value
-    if isinstance(copy, dict) and (isinstance(value, dict) or compat.holds_states(value)):
+    if isinstance(copy, dict) and (isinstance(value, dict) or holds_states(value)):
         items = value if isinstance(value, dict) else vars(value)
         restored = {name: restore(items.get(name), old) for name, old in copy.items()}
         items.clear()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 
-from hf_specdec import compat
 from hf_specdec.cache.recurrent_state import StateCache
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
@@ -91,8 +91,8 @@ def rollback_cache(
         static = kept if is_usable else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
         return _AttentionRollback(cache, static, lockstep)
-    is_known = isinstance(inner, compat.DynamicCache | compat.StaticCache)
-    if isinstance(inner, compat.Cache) and (not is_known or inner.offloading):
+    is_known = isinstance(inner, DynamicCache | StaticCache)
+    if isinstance(inner, Cache) and (not is_known or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
     return _AttentionRollback(cache, spec, lockstep) if spec is not None else StateCache(cache)
@@ -115,16 +115,16 @@ class _AttentionRollback:
         self.handed_out = original
         self.original = getattr(original, "self_attention_cache", original)
         self.model_cache: Any = spec
-        if isinstance(original, compat.EncoderDecoderCache):
-            self.model_cache = compat.EncoderDecoderCache(spec, original.cross_attention_cache)
+        if isinstance(original, EncoderDecoderCache):
+            self.model_cache = EncoderDecoderCache(spec, original.cross_attention_cache)
             self.model_cache.is_updated = original.is_updated
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
-        if isinstance(cache, compat.EncoderDecoderCache) and cache.self_attention_cache is self.model_cache:
+        if isinstance(cache, EncoderDecoderCache) and cache.self_attention_cache is self.model_cache:
             self.model_cache = cache  # the model has put one for its cross-attention next to it
-            self.handed_out = compat.EncoderDecoderCache(self.original, cache.cross_attention_cache)
+            self.handed_out = EncoderDecoderCache(self.original, cache.cross_attention_cache)
         if cache is not self.model_cache:  # the model took its own
-            if isinstance(cache, compat.DynamicCache):
+            if isinstance(cache, DynamicCache):
                 return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)
             copied = StateCache(cache)
             copied.handed_out = self.handed_out
@@ -144,7 +144,7 @@ class _AttentionRollback:
 
     def select(self, rows: Sequence[int]) -> None:
         self.spec.select(rows)
-        if isinstance(self.model_cache, compat.EncoderDecoderCache):
+        if isinstance(self.model_cache, EncoderDecoderCache):
             self.model_cache.cross_attention_cache.batch_select_indices(torch.tensor(rows, device=HOST))
 
     def rollback(self) -> None:

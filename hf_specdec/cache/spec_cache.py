@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from transformers import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.moves import Moves
@@ -14,29 +15,13 @@ from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLaye
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.recording import recorder
 from hf_specdec.common.transfer import HOST
-from hf_specdec.compat import (
-    Cache,
+from hf_specdec.compat.caches import (
+    ATTENTION_LAYERS,
+    STATE_ATTENTION_LAYERS,
+    STATIC_LAYERS,
     DummyLayer,
-    DynamicCache,
-    DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionAndStaticFullAttentionLayer,
-    LinearAttentionAndStaticSlidingWindowAttentionLayer,
     LinearAttentionLayer,
-    StaticCache,
-    StaticLayer,
-    StaticSlidingWindowLayer,
-)
-
-ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
-STATIC = (StaticLayer, StaticSlidingWindowLayer)
-BOTH = (
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionAndStaticFullAttentionLayer,
-    LinearAttentionAndStaticSlidingWindowAttentionLayer,
 )
 
 
@@ -69,7 +54,8 @@ class SpecCache(Cache):
     @staticmethod
     def takes(cache: Cache, *, records: bool = False) -> bool:
         """Returns whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
-        types = (DummyLayer, *ATTENTION, *((LinearAttentionLayer, *BOTH, *STATIC) if records else ()))
+        recorded = (LinearAttentionLayer, *STATE_ATTENTION_LAYERS, *STATIC_LAYERS) if records else ()
+        types = (DummyLayer, *ATTENTION_LAYERS, *recorded)
         is_plain = type(cache) in (DynamicCache, StaticCache) and not cache.offloading
         return is_plain and all(type(layer) in types for layer in cache.layers)
 
@@ -101,7 +87,8 @@ class SpecCache(Cache):
                 "is_sliding": isinstance(layer, DynamicSlidingWindowLayer | StaticSlidingWindowLayer),
                 "blocks": blocks,
             }
-            spec = StateAttentionLayer.of(layer, **settings) if type(layer) in BOTH else SpecLayer(**settings)
+            has_states = type(layer) in STATE_ATTENTION_LAYERS
+            spec = StateAttentionLayer.of(layer, **settings) if has_states else SpecLayer(**settings)
             if layer.is_initialized and (length := int(layer.get_seq_length())):
                 kept = slice(min(length, layer.max_cache_len) if isinstance(layer, StaticLayer) else None)
                 spec.load(layer.keys[:, :, kept], layer.values[:, :, kept], length)

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import CacheLayerMixin
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, upload
-from hf_specdec.compat import VALUES_KEEP_DTYPE, CacheLayerMixin
+from hf_specdec.compat.caches import VALUES_KEEP_DTYPE
 
 MIN_CAPACITY = 64
 

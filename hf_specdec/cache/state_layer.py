@@ -14,7 +14,7 @@ import torch
 
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.common.transfer import to_device
-from hf_specdec.compat import LinearAttentionLayer
+from hf_specdec.compat.caches import LinearAttentionLayer
 
 Array = npt.NDArray[Any]
 

@@ -13,20 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
+from transformers import StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.common.transfer import Array, Sender, is_host, upload
-from hf_specdec.compat import (
-    VALUES_KEEP_DTYPE,
-    DummyLayer,
-    StaticCache,
-    StaticLayer,
-    StaticSlidingWindowLayer,
-    mark_dynamic,
-    mark_static_address,
-)
+from hf_specdec.compat.caches import VALUES_KEEP_DTYPE, DummyLayer
+from hf_specdec.compat.devices import mark_dynamic, mark_static_address
 
 
 @dataclass(frozen=True, slots=True)

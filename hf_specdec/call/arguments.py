@@ -13,9 +13,9 @@ from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.call.draft_model import read_draft
 from hf_specdec.call.request import Request
+from hf_specdec.compat.caches import under_new_name
 from hf_specdec.compat.settings import accepted_arguments
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
@@ -91,7 +91,7 @@ def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     named.pop("self", None)
     if doubled := named.keys() & kwargs.keys():
         raise TypeError(f"generate() got multiple values for argument {min(doubled)!r}")
-    return compat.under_new_name({**named, **kwargs})
+    return under_new_name({**named, **kwargs})
 
 
 def read_request(unread: Request) -> Request:

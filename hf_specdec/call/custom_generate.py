@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.call.request import Request, prompt_length
 from hf_specdec.call.rules.model import OWN_LOOP
 from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.common.stats import CallPlan, SpecStats
+from hf_specdec.compat.generation import ModelOutput
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.model_state import state_of
 
@@ -73,7 +73,7 @@ class CustomGenerate:
             output = generate(**{name: value for name, value in arguments.items() if name != "custom_generate"})
         if not self._was_called:
             self._stats = self._stats_of_own_loop(output, arguments)
-        if isinstance(output, compat.ModelOutput) and not hasattr(output, "spec_stats") and self._stats:
+        if isinstance(output, ModelOutput) and not hasattr(output, "spec_stats") and self._stats:
             return with_stats(output, self._stats)
         return output
 

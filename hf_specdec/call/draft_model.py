@@ -4,7 +4,8 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from hf_specdec import compat
+from hf_specdec.compat.devices import is_dispatched
+from hf_specdec.compat.models import adds_virtual_tokens, generation_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -29,7 +30,7 @@ def read_draft(
     if config.engine != "loop":
         remedy = "Leave it out, or pass spec_method=None to have transformers draft with the model."
         raise ConfigError("engine", 'must be "loop" with an assistant_model', config.engine, remedy)
-    network = compat.generation_model(assistant)
+    network = generation_model(assistant)
     if (head := as_head(network)) is not None:
         _check_kind_of_head(method, head, assistant)
     else:
@@ -69,9 +70,9 @@ def _check_draft_model(method: Method, assistant: Any, network: Any) -> None:
         refuse("must be a transformers model", "Load it with from_pretrained.")
     if not isinstance(network, GenerationMixin) or not network.can_generate():
         refuse("must be a model that generates", "Load it with hf_specdec.AutoModelForCausalLM.")
-    if network.device.type == "meta" and not compat.is_dispatched(network):
+    if network.device.type == "meta" and not is_dispatched(network):
         remedy = "Load its weights with from_pretrained."
         refuse("must have weights, not be on the meta device", remedy, network.device)
-    if compat.adds_virtual_tokens(assistant):
+    if adds_virtual_tokens(assistant):
         remedy = "Pass its get_base_model(), which drafts without them, or a draft with a LoRA adapter."
         refuse("must have no virtual tokens of PEFT's", remedy)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
-from hf_specdec import compat
 from hf_specdec.call.arguments import (
     ASSISTED_ARGUMENTS,
     STARTING,
@@ -27,7 +26,11 @@ from hf_specdec.call.request import NO_METHOD, Request, prompt_length
 from hf_specdec.call.rules.arguments import LENGTHS, check_no_choice, check_prompt, check_settings, check_taken
 from hf_specdec.call.rules.method import check_draft
 from hf_specdec.common.stats import CallPlan, SpecStats
-from hf_specdec.compat.devices import device_mesh
+from hf_specdec.compat.caches import CACHE, STATIC_NAMES
+from hf_specdec.compat.devices import device_mesh, input_device
+from hf_specdec.compat.generation import merged_criteria
+from hf_specdec.compat.models import virtual_tokens_fault
+from hf_specdec.compat.settings import is_assistants_call, without_defaults
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import with_stats
@@ -58,7 +61,7 @@ def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...]
                 arguments[name] = value
     check_spelling(model, arguments)
     request = read_request(Request.of(model, arguments))
-    if request.method is NO_METHOD or (request.is_default and compat.is_assistants_call(arguments)):
+    if request.method is NO_METHOD or (request.is_default and is_assistants_call(arguments)):
         with plain_kernels(model):
             return inner(**arguments)
     plan = plan_request(request)
@@ -95,7 +98,7 @@ def decode(
     check_prompt(model, input_ids, has_embeddings=kwargs.get("inputs_embeds") is not None, of_decoder=True)
     arguments = {name: kwargs.pop(name) for name in (*added_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
     arguments |= {"assistant_model": spec_assistant_model, "streamer": spec_streamer}
-    config = compat.without_defaults(generation_config, ASSISTED_ARGUMENTS)
+    config = without_defaults(generation_config, ASSISTED_ARGUMENTS)
     request = read_request(Request(model, arguments, config))
     if request.method is NO_METHOD:
         check_no_choice(arguments)
@@ -138,7 +141,7 @@ def decode_prepared(request: Request) -> Any:
     if request.method is NO_METHOD:
         plan = PLAIN_PLAN
     else:
-        if (fault := compat.virtual_tokens_fault(model)) is not None:
+        if (fault := virtual_tokens_fault(model)) is not None:
             state_of(model).warn_once(fault)
         plan = plan_call(request)
         if rank_sync is not None:
@@ -203,7 +206,7 @@ def digests(request: Request, plan: CallPlan, **more: Any) -> dict[str, int]:
         "output_attentions": bool(config.output_attentions),
         "do_sample": bool(config.do_sample),
         "max_length": config.max_length,
-        compat.CACHE: type(call.cache).__name__,
+        CACHE: type(call.cache).__name__,
         "tier": plan.way,
         "reason": plan.plain_reason,
         **more,
@@ -249,13 +252,13 @@ def _decoding_arguments(request: Request) -> dict[str, Any]:
         if (tokenizer := request.arguments.get("tokenizer")) is None:
             remedy = "Pass tokenizer=... as for plain generation."
             raise ConfigError("tokenizer", "must be given with stop_strings", None, remedy)
-        criterion = compat.StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
+        criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
         others = request.arguments.get("stopping_criteria") or []
-        criteria = {"stopping_criteria": compat.merged_criteria(request.model, criterion, others)}
+        criteria = {"stopping_criteria": merged_criteria(request.model, criterion, others)}
         left_out.append("stop_strings")
     values = _replaced_values(request)
     # transformers' static layers do not take values of autocast's dtype.
-    if "use_cache" in values and torch.is_autocast_enabled(compat.input_device(request.model).type):
+    if "use_cache" in values and torch.is_autocast_enabled(input_device(request.model).type):
         left_out.append("cache_implementation")
         values.pop("cache_implementation", None)
     arguments = request.without(*left_out) | criteria | values
@@ -268,11 +271,11 @@ def _replaced_values(request: Request) -> dict[str, Any]:
     arguments = request.arguments
     values: dict[str, Any] = {}
     if "target" in request.config.device_lists:
-        device = compat.input_device(request.model)
+        device = input_device(request.model)
         values = {name: v.to(device) for name, v in arguments.items() if isinstance(v, torch.Tensor)}
     # Integers of Python: NumPy's and tensors have no `bit_length`, which buffers ask for.
     values |= {name: operator.index(v) for name in LENGTHS if (v := arguments.get(name)) is not None}
-    if request.setting("cache_implementation") in compat.STATIC_NAMES:
+    if request.setting("cache_implementation") in STATIC_NAMES:
         values["cache_implementation"] = "static"
     if request.setting("use_cache") is False and request.is_models_default("use_cache"):  # as MPT's checkpoints say
         values["use_cache"] = True

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
-from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules import CALL_RULES, CHECKED_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
 from hf_specdec.common.stats import CallPlan
@@ -130,7 +130,7 @@ def _cache(request: Request) -> str:
     if request.has_static_cache:
         return "static"
     cache = request.call.cache
-    return "dynamic" if cache is None or type(cache) is compat.DynamicCache else type(cache).__name__
+    return "dynamic" if cache is None or type(cache) is DynamicCache else type(cache).__name__
 
 
 def _shapes(request: Request) -> dict[str, Any]:

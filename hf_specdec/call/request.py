@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any, Self, cast
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
-from hf_specdec import compat
 from hf_specdec.common.observer import SpecStep
+from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.call import Call
@@ -170,7 +170,7 @@ class Request:
     def has_static_cache(self) -> bool:
         """True if the prepared call has a static cache, which an encoder-decoder holds within its own."""
         cache = self.call.cache
-        return isinstance(getattr(cache, "self_attention_cache", cache), compat.StaticCache)
+        return isinstance(getattr(cache, "self_attention_cache", cache), StaticCache)
 
     @property
     def _encoder_kwargs(self) -> dict[str, Any] | None:
@@ -223,7 +223,7 @@ class Request:
     @property
     def device(self) -> torch.device:
         """Device of the call's inputs."""
-        return compat.input_device(self.model) if self.prepared is None else self.prepared.input_ids.device
+        return input_device(self.model) if self.prepared is None else self.prepared.input_ids.device
 
     @cached_property
     def costs(self) -> StepCosts | None:

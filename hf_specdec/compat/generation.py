@@ -23,6 +23,7 @@ import torch
 from transformers import (
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
@@ -32,6 +33,7 @@ from transformers import (
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, StaticCache
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput as ModelOutput
 
 from hf_specdec.compat.caches import CACHE, CACHE_NAMES
 from hf_specdec.compat.devices import input_device
@@ -41,6 +43,7 @@ from hf_specdec.compat.models import text_config
 PASSED_ON = {"super", "prepare_inputs_for_generation", "config", "num_logits_to_keep"}
 SET_ALIKE = {"logits_to_keep", "attention_mask"}
 INPUT_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 HOMES = ("transformers.", "peft.", "hf_specdec.")  # whose code goes on linearly, or is known here
 

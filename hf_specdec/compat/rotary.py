@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import has_own_input_preparation, text_config
 from hf_specdec.compat.attention import tables_of_masks
-from hf_specdec.compat.models import innermost_decoder, input_embeddings, named_positions
+from hf_specdec.compat.generation import has_own_input_preparation
+from hf_specdec.compat.models import innermost_decoder, input_embeddings, named_positions, text_config
 from hf_specdec.compat.modules import modules_of
 
 GROWING, SWITCHING = "dynamic", "longrope"

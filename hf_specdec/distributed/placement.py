@@ -12,8 +12,13 @@ from accelerate import dispatch_model, infer_auto_device_map
 from accelerate.utils import get_balanced_memory
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
-from hf_specdec.compat.devices import device_mesh, tensor_parallel_arguments, unsplittable_modules
+from hf_specdec.compat.devices import (
+    device_mesh,
+    execution_device,
+    is_dispatched,
+    tensor_parallel_arguments,
+    unsplittable_modules,
+)
 from hf_specdec.compat.modules import modules_of, own_weights
 from hf_specdec.errors import ConfigError
 
@@ -131,7 +136,7 @@ def move(model: PreTrainedModel, device_list: DeviceList, field: str = DEVICE_LI
         raise ConfigError(field, rule, device_list, "torchrun gives each process the device of its number.")
     if is_placed(model, devices):
         return
-    if compat.is_dispatched(model):
+    if is_dispatched(model):
         here = ", ".join(sorted(map(str, _devices_of(model))))
         rule = f"must name the devices that {type(model).__name__} was dispatched to ({here})"
         raise ConfigError(field, rule, device_list, "Leave the list out, or load the model without device_map.")
@@ -210,7 +215,7 @@ def _devices_of(model: PreTrainedModel) -> set[torch.device]:
     devices: set[torch.device] = set()
     for module in modules_of(model):
         for weight in own_weights(module):
-            device = compat.execution_device(module) if weight.device.type == "meta" else weight.device
+            device = execution_device(module) if weight.device.type == "meta" else weight.device
             devices.add(device or weight.device)
     return {torch.device("cpu") if device.type == "cpu" else device for device in devices}
 

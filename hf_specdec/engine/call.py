@@ -12,9 +12,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from hf_specdec import compat
 from hf_specdec.common.stats import SpecStats
+from hf_specdec.compat.caches import cache_name
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
+from hf_specdec.compat.generation import prompt_length
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow
 from hf_specdec.forward.model_facts import ModelFacts
@@ -58,12 +59,12 @@ class Call:
     @property
     def cache(self) -> Any:
         """The cache among `model_kwargs`, or `None`."""
-        return self.model_kwargs.get(compat.cache_name(self.model_kwargs))
+        return self.model_kwargs.get(cache_name(self.model_kwargs))
 
     @property
     def longest(self) -> int:
         """Tokens of the longest text that the call may come to, those of earlier turns counted."""
-        num_read = compat.prompt_length(self.input_ids, self.generation_config, self.model_kwargs)
+        num_read = prompt_length(self.input_ids, self.generation_config, self.model_kwargs)
         return num_read + max(self.max_new_tokens or 0, 0)
 
     def reaches(self, length: int) -> bool:

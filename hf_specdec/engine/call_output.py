@@ -7,7 +7,8 @@ from typing import Any, TypeVar, cast
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from hf_specdec import compat
+from hf_specdec.compat.caches import CACHE
+from hf_specdec.compat.models import batch_dim_of_states
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.hidden_states import Layers
@@ -37,7 +38,7 @@ def call_output(
         ids: `(batch, longest)`: all texts, padding after those that have ended before.
     """
     samplers, count = [sequence.sampler for sequence in sequences], ids.shape[1] - call.input_ids.shape[1]
-    fields: dict[str, Any] = {"sequences": ids, compat.CACHE: cache}
+    fields: dict[str, Any] = {"sequences": ids, CACHE: cache}
     shows = shown_fields(call)
     if "scores" in shows:
         fields["scores"] = _joined([sampler.scores or [] for sampler in samplers], count, torch.cat)
@@ -70,4 +71,4 @@ def _by_layer(call: Call, parts: list[Layers]) -> Layers:
     if parts[0] is None:
         return None
     layers = zip(*cast("list[tuple[torch.Tensor, ...]]", parts), strict=True)
-    return tuple([torch.cat(rows, compat.batch_dim_of_states(call.model, rows[0])) for rows in layers])
+    return tuple([torch.cat(rows, batch_dim_of_states(call.model, rows[0])) for rows in layers])

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.common.transfer import HOST
+from hf_specdec.compat.caches import is_users_own
+from hf_specdec.compat.generation import pad_token_id
+from hf_specdec.compat.models import readable_padding, text_config
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.call import Call, with_stats
@@ -116,7 +118,7 @@ def decode_speculatively(
         call.model_kwargs,
         texts,
         tier=plan.way,
-        keep_cache=bool(config.return_dict_in_generate) or compat.is_users_own(call.cache),
+        keep_cache=bool(config.return_dict_in_generate) or is_users_own(call.cache),
         hidden_layers=_read_layers(draft_runner),
         fixed=fixed_shapes(call, plan),
         compiled=compiled_target(call) if plan.is_compiled else None,
@@ -135,7 +137,7 @@ def decode_speculatively(
     if call.streamer is not None:
         call.streamer.end()
     ids = torch.cat([text.ids()[:, : loop.length] for text in texts])  # (batch, longest)
-    if (padding := compat.pad_token_id(config)) != loop.batch.pad_token_id:  # one that no forward could read
+    if (padding := pad_token_id(config)) != loop.batch.pad_token_id:  # one that no forward could read
         for row, sequence in enumerate(sequences):
             ids[row, sequence.length :] = padding
     if not config.return_dict_in_generate:
@@ -168,8 +170,8 @@ def _batch(
         target,
         max_nodes=plan.budget,
         max_positions=call.facts.of(position_limit, call.model),
-        vocab_size=getattr(compat.text_config(call.model.config), "vocab_size", None),
-        pad_token_id=compat.readable_padding(call.model, compat.pad_token_id(call.generation_config)),
+        vocab_size=getattr(text_config(call.model.config), "vocab_size", None),
+        pad_token_id=readable_padding(call.model, pad_token_id(call.generation_config)),
         draft_runner=draft_runner,
         rounds_alike=plan.rounding_reason is None,
     )

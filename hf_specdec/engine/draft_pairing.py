@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.common.transfer import HOST, left_padded
-from hf_specdec.compat.devices import device_mesh
+from hf_specdec.compat.caches import cache_name
+from hf_specdec.compat.devices import device_mesh, input_device, load_factor
 from hf_specdec.compat.fingerprint import Fingerprint
-from hf_specdec.compat.generation import in_order
+from hf_specdec.compat.generation import fresh_cache, in_order
+from hf_specdec.compat.models import num_weights, takes_encoder_outputs, takes_position_ids, text_config
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
@@ -65,7 +66,7 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
 def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a draft of the other kind, unless it is a decoder that reads the target's encoder."""
     name = type(draft).__name__
-    if not (target.config.is_encoder_decoder and compat.takes_encoder_outputs(draft)):
+    if not (target.config.is_encoder_decoder and takes_encoder_outputs(draft)):
         kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
         rule = f"must be {kinds[bool(target.config.is_encoder_decoder)]} like the target"
         raise ConfigError("assistant_model", rule, name, "Choose another draft model.")
@@ -96,7 +97,7 @@ def translations_of(call: Call, tokenizer: Any, assistant_tokenizer: Any) -> lis
 
 def vocab_sizes(*models: PreTrainedModel) -> list[int]:
     """Number of token ids that each model knows, padding included."""
-    return [compat.text_config(model.config).vocab_size for model in models]
+    return [text_config(model.config).vocab_size for model in models]
 
 
 def draft_capability(
@@ -152,7 +153,7 @@ def draft_runner_of(
         # The last fixed token is the first root, after the prompt; a text of one token has it twice.
         ids, mask = left_padded([translation.fixed[:-1] or translation.fixed for translation in translations], HOST)
         mask = None if bool(mask.all()) else mask
-    ids = ids.to(compat.input_device(draft))
+    ids = ids.to(input_device(draft))
     if draft.config.is_encoder_decoder:
         kwargs = _encoded(call, draft, encoder_inputs)
     elif call.model.config.is_encoder_decoder:
@@ -161,8 +162,8 @@ def draft_runner_of(
         kwargs = _decoder_kwargs(draft, ids, mask)
     shapes = draft_shapes(call, draft, tier=tier, num_columns=ids.shape[1] + call.room, budget=budget)
     if shapes is not None:
-        kwargs[compat.cache_name(kwargs)] = shapes.cache
-    sizes = facts.of(compat.num_weights, draft), call.facts.of(compat.num_weights, call.model)
+        kwargs[cache_name(kwargs)] = shapes.cache
+    sizes = facts.of(num_weights, draft), call.facts.of(num_weights, call.model)
     runner = DraftRunner(
         draft,
         ids,
@@ -170,8 +171,8 @@ def draft_runner_of(
         tier=tier,
         vocab_size=vocab_sizes(call.model if translations is None else draft)[0],
         relative_cost=cost_ratio(sizes, (_num_layers(draft), _num_layers(call.model)))
-        * compat.load_factor(draft)
-        / compat.load_factor(call.model),
+        * load_factor(draft)
+        / load_factor(call.model),
         device=call.input_ids.device,
         room=call.room,
         fixed=None if shapes is None else shapes.fixed,
@@ -184,7 +185,7 @@ def draft_runner_of(
 
 
 def _num_layers(model: PreTrainedModel) -> int:
-    return max(getattr(compat.text_config(model.config), "num_hidden_layers", 1), 1)
+    return max(getattr(text_config(model.config), "num_hidden_layers", 1), 1)
 
 
 def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
@@ -209,20 +210,20 @@ def logits_processor_of(call: Call) -> LogitsProcessorFn | None:
 
 
 def _decoder_kwargs(draft: PreTrainedModel, ids: torch.Tensor, mask: Any) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
+    kwargs: dict[str, Any] = {"use_cache": True, **fresh_cache(draft)}
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         kwargs["attention_mask"] = mask[:, -ids.shape[1] :].to(ids.device)
         positions = (kwargs["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
-    if compat.takes_position_ids(draft):
+    if takes_position_ids(draft):
         kwargs["position_ids"] = positions
     return kwargs
 
 
 def _with_targets_encoding(call: Call, draft: PreTrainedModel) -> dict[str, Any]:
     """Arguments with the target's encoder output, for a draft that is a decoder alone."""
-    states = call.model_kwargs["encoder_outputs"][0].to(compat.input_device(draft), draft.dtype)
-    return {"use_cache": True, **compat.fresh_cache(draft), "encoder_outputs": (states,)}
+    states = call.model_kwargs["encoder_outputs"][0].to(input_device(draft), draft.dtype)
+    return {"use_cache": True, **fresh_cache(draft), "encoder_outputs": (states,)}
 
 
 def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
@@ -235,8 +236,8 @@ def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
             "Leave out inputs_embeds and encoder_outputs.",
         )
     copies = call.input_ids.shape[0] // inputs.shape[0]
-    inputs = inputs.repeat_interleave(copies, dim=0).to(compat.input_device(draft))
-    kwargs: dict[str, Any] = {"use_cache": True, **compat.fresh_cache(draft)}
+    inputs = inputs.repeat_interleave(copies, dim=0).to(input_device(draft))
+    kwargs: dict[str, Any] = {"use_cache": True, **fresh_cache(draft)}
     mask = call.model_kwargs.get("attention_mask")
     if isinstance(mask, torch.Tensor):
         kwargs["attention_mask"] = mask.to(inputs.device)

@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
-from hf_specdec.compat.devices import is_shared
+from hf_specdec.compat import models
+from hf_specdec.compat.devices import input_device, is_shared, load_factor
+from hf_specdec.compat.models import bare_embeddings, input_embeddings, num_decoder_layers, text_config
 from hf_specdec.compat.modules import as_read_by
 from hf_specdec.distributed.placement import read_devices
 from hf_specdec.engine.call import UNBOUNDED, Call
@@ -36,7 +37,7 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
             width than its layers.
     """
     embeddings = check_target(target)
-    config = compat.text_config(target.config)
+    config = text_config(target.config)
     remedy = f"Choose a head that was trained for this {type(target).__name__}."
     if config.hidden_size != head.target_hidden_size:
         rule = f"must read hidden states of the target's hidden_size {config.hidden_size}"
@@ -54,7 +55,7 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
     if isinstance(head, BlockHead) and head.mask_token_id >= len(embeddings.weight):
         rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
         raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
-    num_layers = compat.num_decoder_layers(target)
+    num_layers = num_decoder_layers(target)
     layers = head.layer_ids(num_layers)
     if max(layers) > num_layers:
         rule = f"must read hidden states from 0 to the target's number of layers {num_layers}"
@@ -74,13 +75,13 @@ def check_target(target: PreTrainedModel, *, embedding_width: int | None = None)
     name = type(target).__name__
     if target.config.is_encoder_decoder:
         raise UnsupportedModelError(f"Draft heads read decoder-only models, but {name} is an encoder-decoder.")
-    embeddings = compat.input_embeddings(target)
+    embeddings = input_embeddings(target)
     if embeddings is None:
         raise UnsupportedModelError(f"Draft heads read the target's token embeddings, but {name} does not name them.")
     width = getattr(embeddings, "embedding_dim", embedding_width)
     if embedding_width is not None and embedding_width != width:
         message = f"Draft heads read token embeddings as wide as its layers, but those of {name} have {width} columns"
-        raise UnsupportedModelError(f"{message} and its layers {compat.text_config(target.config).hidden_size}.")
+        raise UnsupportedModelError(f"{message} and its layers {text_config(target.config).hidden_size}.")
     return embeddings
 
 
@@ -94,14 +95,14 @@ def head_runner_of(call: Call, head: DraftHead, *, budget: int, compiles: bool) 
     length = call.input_ids.shape[1]
     room = UNBOUNDED if call.max_new_tokens is None else call.max_new_tokens
     prompts = [call.prompt_of(row) for row in range(len(call.input_ids))]
-    embed = compat.input_embeddings(call.model)
+    embed = input_embeddings(call.model)
     if head.skips_embedding_norm:
-        embed = compat.bare_embeddings(embed)
+        embed = bare_embeddings(embed)
     about = HeadCall(
         prompts=prompts,
         embed=embed,
-        hidden_layers=head.layer_ids(compat.num_decoder_layers(call.model)),
-        vocab_size=compat.text_config(call.model.config).vocab_size,
+        hidden_layers=head.layer_ids(num_decoder_layers(call.model)),
+        vocab_size=text_config(call.model.config).vocab_size,
         relative_cost=_relative_cost(call, head),
         device=call.input_ids.device,
         # embeddings and output head may be shared out, so that their forwards are collectives
@@ -129,7 +130,7 @@ def output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tenso
         UnsupportedModelError: the target has no output head over its hidden states.
     """
     head: Any = target.get_output_embeddings()
-    config = compat.text_config(target.config)
+    config = text_config(target.config)
     width = None if head is None else getattr(head, "in_features", config.hidden_size)
     if width != config.hidden_size:
         message = (
@@ -170,16 +171,16 @@ def place_head(head: DraftHead, target: PreTrainedModel, config: SpecConfig) -> 
     """
     listed = config.device_lists.get("draft")
     if listed is None:
-        return head.to(compat.input_device(target))
+        return head.to(input_device(target))
     return head.to(read_devices(listed, config.device_fields["draft"])[0])
 
 
 def without_weights_of(target: PreTrainedModel, head: DraftHead) -> None:
     """Drop embeddings and an output head of `head` that equal the target's, so that it reads those."""
-    if _are_equal(head.embed_tokens, compat.input_embeddings(target), torch.nn.Embedding):
+    if _are_equal(head.embed_tokens, input_embeddings(target), torch.nn.Embedding):
         head.embed_tokens = None
     output = target.get_output_embeddings()
-    is_capped = getattr(compat.text_config(target.config), "final_logit_softcapping", None) is not None
+    is_capped = getattr(text_config(target.config), "final_logit_softcapping", None) is not None
     if not isinstance(head, BlockHead) or head.target_ids is not None or is_capped:
         return
     if _are_equal(head.lm_head, output, torch.nn.Linear) and output.bias is None:
@@ -202,9 +203,9 @@ def _are_equal(of_head: Any, of_target: Any, module_class: type) -> bool:
 
 def _relative_cost(call: Call, head: DraftHead) -> float:
     """Cost of a forward of the head over one of the target, roughly."""
-    num_layers = compat.text_config(call.model.config).num_hidden_layers
+    num_layers = text_config(call.model.config).num_hidden_layers
     num_weights = head.num_weights
     if isinstance(head, BlockHead) and head.lm_head is None:  # it reads the target's output head for each block
         num_weights += sum(weight.numel() for weight in call.model.get_output_embeddings().parameters())
-    weights = (num_weights, call.facts.of(compat.num_weights, call.model))
-    return cost_ratio(weights, (head.num_layers, num_layers)) / compat.load_factor(call.model)
+    weights = (num_weights, call.facts.of(models.num_weights, call.model))
+    return cost_ratio(weights, (head.num_layers, num_layers)) / load_factor(call.model)

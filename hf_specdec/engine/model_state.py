@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.cache.weights import WeightsVersion
-from hf_specdec.compat import attention_implementation, load_factor
+from hf_specdec.compat.attention import attention_implementation
+from hf_specdec.compat.devices import load_factor
 from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.forward.capabilities.findings import Findings

@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
-from hf_specdec import compat
 from hf_specdec.common.stats import SpecStats
+from hf_specdec.compat import caches
+from hf_specdec.compat.caches import record_as
+from hf_specdec.compat.generation import assisted_decoding, end_tokens, sample
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.shared_processes import agreed_criteria
@@ -53,12 +55,12 @@ def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats) -> An
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
     is_alone = not call.model.config.is_encoder_decoder and bool(tensors_of(call.model_kwargs).keys() - OF_TEXT)
     candidates = _CountedCandidates(drafter, stats, reads_prompt_alone=is_alone)
-    recorded = compat.recorded(call.cache)
+    recorded = caches.recorded(call.cache)
     stats.method = stats.method or type(drafter).__name__
     try:
-        output = compat.assisted_decoding(call.model, candidates, call.input_ids, **call.decoding_arguments())
+        output = assisted_decoding(call.model, candidates, call.input_ids, **call.decoding_arguments())
     finally:
-        compat.record_as(recorded)
+        record_as(recorded)
         if candidates.begun:
             drafter.end()
     return with_stats(output, stats)
@@ -66,11 +68,11 @@ def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats) -> An
 
 def decode_plain(call: Call, *, stats: SpecStats, rank_sync: RankSync | None) -> Any:
     """Decode with transformers' own greedy search or sampling."""
-    output = compat.sample(call.model, call.input_ids, **_loop_arguments(call, rank_sync))
+    output = sample(call.model, call.input_ids, **_loop_arguments(call, rank_sync))
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     new_tokens = sequences[:, call.input_ids.shape[1] :]
     stats.num_tokens = new_tokens.numel()
-    eos = compat.end_tokens(call.generation_config)
+    eos = end_tokens(call.generation_config)
     if eos is not None and len(new_tokens) > 1:  # after a row's end stands padding
         ends = torch.isin(new_tokens, eos.to(new_tokens.device)).long()
         stats.num_tokens = int((ends.cumsum(dim=1) - ends == 0).sum())

@@ -9,12 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
-from hf_specdec import compat
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.compat.generation import PROCESSORS_MODULE
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
@@ -139,7 +149,7 @@ class AgreedSampler(Sampler):
     ) -> None:
         super().__init__(processors, config, device, generator)
         self._rank_sync = rank_sync
-        has_own = any(type(processor).__module__ != compat.PROCESSORS_MODULE for processor in processors)
+        has_own = any(type(processor).__module__ != PROCESSORS_MODULE for processor in processors)
         self._is_watched = self.keeps or has_own or not self.needs_rows  # else choosing has a cost and no one sees it
 
     def choose(self, node: int, text: TokenBuffer) -> int:
@@ -175,7 +185,7 @@ class AgreedStopCheck(StopCheck):
     def __init__(self, criteria: StoppingCriteriaList, rank_sync: RankSync) -> None:
         super().__init__(criteria)
         self._rank_sync = rank_sync
-        of_transformers = (compat.MaxTimeCriteria, compat.StopStringCriteria)
+        of_transformers = (MaxTimeCriteria, StopStringCriteria)
         self._is_watched = any(
             type(criterion) not in of_transformers for criterion in self.others
         )  # the user's may keep count
@@ -210,7 +220,7 @@ def agreed_criteria(criteria: StoppingCriteriaList, rank_sync: RankSync | None) 
     """The criteria for transformers' own loops, where all processes stop as the first one does."""
     if rank_sync is None:
         return criteria
-    alike = (compat.MaxLengthCriteria, compat.EosTokenCriteria, compat.StopStringCriteria)
+    alike = (MaxLengthCriteria, EosTokenCriteria, StopStringCriteria)
     return StoppingCriteriaList(
         criterion if type(criterion) in alike else _AgreedCriterion(criterion, rank_sync) for criterion in criteria
     )

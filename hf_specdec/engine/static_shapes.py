@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.common.transfer import is_host
+from hf_specdec.compat import compiling
+from hf_specdec.compat.caches import CACHE, DummyLayer, LinearAttentionLayer
 from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import hooks_of, is_library_code
+from hf_specdec.compat.models import is_compiled, takes_positions, text_config
 from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
@@ -40,16 +42,16 @@ def reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str
     """Reason not to put buffers of fixed shape in the place of a static cache; `None` where they can be."""
     if tier != "tree":
         return "over a static cache only models of the tree tier are driven"
-    if model.config.is_encoder_decoder or not compat.takes_positions(model):
+    if model.config.is_encoder_decoder or not takes_positions(model):
         return "over a static cache only decoders that take position_ids are driven"
-    layer_types = (compat.StaticLayer, compat.StaticSlidingWindowLayer, compat.DummyLayer)
+    layer_types = (StaticLayer, StaticSlidingWindowLayer, DummyLayer)
     strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in layer_types]
     return f"its static cache holds more than keys and values ({strange[0]})" if strange else None
 
 
 def holds_states(cache: Any) -> bool:
     """True for a static cache with states of layers, which are recorded over a cache without fixed shapes."""
-    return any(isinstance(layer, compat.LinearAttentionLayer) for layer in cache.layers)
+    return any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
 
 
 def shapes_of(call: Call, width: int) -> tuple[tuple[int, ...], int]:
@@ -60,7 +62,7 @@ def shapes_of(call: Call, width: int) -> tuple[tuple[int, ...], int]:
     """
     # A forward that the caller compiled counts its shapes together, and torch gives up after a few.
     on_host = is_host(call.model.device)
-    widths = (width,) if compat.is_compiled(call.model) else forward_widths(width, on_host)
+    widths = (width,) if is_compiled(call.model) else forward_widths(width, on_host)
     beyond = widths[-1] if on_host else max(widths[-1], FLAT_WIDTHS[-1])  # methods share their graphs and buffers
     return widths, capacity_for(max(longest_cache(call), call.cache.get_max_length()) + beyond)
 
@@ -122,7 +124,7 @@ def compiled_target(call: Call) -> CompiledForward:
 class DraftShapes:
     """Static cache of a draft model, the shapes of the forwards over it, and its compiled forward."""
 
-    cache: compat.StaticCache
+    cache: StaticCache
     fixed: FixedShapes
     compiled: CompiledForward
 
@@ -136,7 +138,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
         num_columns (`int`): tokens of the draft's longest text.
         budget (`int`): most tokens that it drafts a step.
     """
-    if not isinstance(call.cache, compat.StaticCache):
+    if not isinstance(call.cache, StaticCache):
         return None
     num_columns = max(num_columns, call.cache.get_max_length())  # generate's own never gets shorter again
     flat_tokens = 0 if is_host(draft.device) else FLAT_TOKENS
@@ -144,8 +146,8 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     growth = max(after / (before + 1) for before, after in itertools.pairwise((0, *widths)))  # of a forward, at most
     growth = max(growth, min(widths[-1], SERVING_WIDTH if flat_tokens else 1))
     capacity = capacity_for(num_columns + math.ceil(growth * (1 + budget + MAX_UNCACHED)))
-    cache = compat.StaticCache(config=compat.text_config(draft.config), max_cache_len=capacity)
-    settings = _settings(call, draft, {compat.CACHE: cache})
+    cache = StaticCache(config=text_config(draft.config), max_cache_len=capacity)
+    settings = _settings(call, draft, {CACHE: cache})
     if settings is None:
         return None
     if (reason := reason_against_compiling(draft) or reason_against_buffers(draft, tier, cache)) is not None:
@@ -186,9 +188,9 @@ def reason_against_head(call: Call, head: DraftHead) -> str | None:
 
 def _settings(call: Call, model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Settings as of `compile_settings` for one model; `None` where the caller has compiled its forward."""
-    if compat.is_compiled(model):
+    if is_compiled(model):
         return None
-    return compat.compile_settings(model, call.generation_config, model_kwargs)
+    return compiling.compile_settings(model, call.generation_config, model_kwargs)
 
 
 def _is_undisturbed(call: Call, network: torch.nn.Module) -> bool:

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from transformers import StoppingCriteriaList
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
-from hf_specdec import compat
 from hf_specdec.forward.token_buffer import TokenBuffer
 
 
@@ -19,11 +18,11 @@ class StopCheck:
         self.eos: frozenset[int] = frozenset()
         self.others: list[Callable[..., Any]] = []
         for criterion in criteria:
-            if type(criterion) is compat.MaxLengthCriteria and self.max_length is None:
+            if type(criterion) is MaxLengthCriteria and self.max_length is None:
                 self.max_length = criterion.max_length
                 self.quiet_length = criterion.max_position_embeddings or float("inf")
                 self._length_criterion = criterion
-            elif type(criterion) is compat.EosTokenCriteria and not self.eos:
+            elif type(criterion) is EosTokenCriteria and not self.eos:
                 self.eos = frozenset(_ids(criterion.eos_token_id))
             else:
                 self.others.append(criterion)

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
+from hf_specdec.compat import compiling
 from hf_specdec.forward.forward_arguments import KeptArguments
 
 Step = Callable[..., tuple[Any, torch.Tensor]]
-TakenForms = dict[Hashable, compat.Unguarded]  # the graph that took arguments of a form; lives longer than a call
+TakenForms = dict[Hashable, compiling.Unguarded]  # the graph that took arguments of a form; lives longer than a call
 MOST_FORMS = 256
 
 
@@ -65,12 +65,12 @@ class CheckedSteps:
         result: tuple[Any, torch.Tensor]
         direct = taken.get(form)
         if direct is None or (direct.code, alike[1]) not in self.graphs:
-            direct = compat.without_guards(step, inputs)
+            direct = compiling.without_guards(step, inputs)
         if direct is not None:
             result, bound = direct.bind(inputs, holders)
         else:  # torch compiles it again, or runs it in parts that have guards of their own
             result, bound = step(**inputs), None
-            direct = compat.without_guards(step, inputs)
+            direct = compiling.without_guards(step, inputs)
         self.steps[alike] = bound or direct or step
         if direct is not None:
             if len(taken) >= MOST_FORMS:

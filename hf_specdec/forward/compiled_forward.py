@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import Cache
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.transfer import is_host
+from hf_specdec.compat import compiling
+from hf_specdec.compat.devices import mark_dynamic
+from hf_specdec.compat.modules import modules_of
 from hf_specdec.forward.checked_steps import CheckedSteps, Step, TakenForms, checked_steps
 from hf_specdec.forward.graph_masks import TREE, TREE_DIMS, with_masks
 
@@ -55,7 +58,7 @@ class StepKind:
         for value, dim in named + _tree_dims(inputs):
             for tensor in value.values() if isinstance(value, Mapping) else [value]:
                 if isinstance(tensor, torch.Tensor) and tensor.ndim > dim:
-                    compat.mark_dynamic(tensor, dim % tensor.ndim)
+                    mark_dynamic(tensor, dim % tensor.ndim)
 
 
 def _model_step(model: Any) -> Step:
@@ -143,18 +146,18 @@ class CompiledForward:
         if self.is_recorded(shape):
             return self._run(shape, inputs, checked)
         num_runs = self.shapes.get(shape, 0)
-        start, num_before = time.perf_counter(), compat.num_compiled()
+        start, num_before = time.perf_counter(), compiling.num_compiled()
         try:
             if not num_runs and self._is_shared(shape):
                 self._kind.mark(inputs)
             result = self._step_of(shape)(**inputs)
         except Exception as error:  # compilers fail in many ways; what the forward itself raises comes below
-            if compat.forbids_compiling():
+            if compiling.forbids_compiling():
                 raise
             result = self.as_written(inputs)
             self.reason = " ".join([type(error).__name__, *str(error).split("\n")[:2]])
             return result
-        num_new = compat.num_compiled() - num_before
+        num_new = compiling.num_compiled() - num_before
         self.num_graphs += num_new
         if num_new or not is_host(self.model.device):
             self.seconds += time.perf_counter() - start
@@ -224,10 +227,10 @@ class CompiledForward:
 
     def _step_of(self, shape: tuple[int, ...]) -> Step:
         if not is_host(self.model.device):
-            compat.mark_step_begin()
+            compiling.mark_step_begin()
         function = self._function_of(shape)
         if function not in self._steps:
-            self._steps[function] = compat.compiled(self._kind.make(self.model), self.settings)
+            self._steps[function] = compiling.compiled(self._kind.make(self.model), self.settings)
         return self._steps[function]
 
     def _function_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -256,8 +259,8 @@ class CompiledForward:
 
 def _holders(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[object]:
     """The objects that a forward may change: the model's modules and its caches with their layers."""
-    caches = [value for value in inputs.values() if isinstance(value, compat.Cache)]
-    return [*compat.modules_of(model), *caches, *(layer for cache in caches for layer in cache.layers)]
+    caches = [value for value in inputs.values() if isinstance(value, Cache)]
+    return [*modules_of(model), *caches, *(layer for cache in caches for layer in cache.layers)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
 from hf_specdec.common.transfer import HOST
+from hf_specdec.compat.generation import ModelOutput
+from hf_specdec.compat.models import OF_PROMPTS
 
 SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -52,7 +53,7 @@ def rows_of_value(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
     if isinstance(value, torch.Tensor):
         is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
         return value.index_select(dim, index.to(value.device)) if is_batched else value
-    if isinstance(value, compat.ModelOutput):
+    if isinstance(value, ModelOutput):
         return type(value)(**{name: rows_of_value(item, index, batch, dim) for name, item in value.items()})
     if type(value) is tuple:  # what an encoder returns without a dictionary
         return tuple(rows_of_value(item, index, batch, dim) for item in value)
@@ -61,4 +62,4 @@ def rows_of_value(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
 
 def without_prompts(inputs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a forward without those that leave out logits, or belong to a prompt alone."""
-    return {name: value for name, value in inputs.items() if name not in (*SHORTENED_LOGITS, *compat.OF_PROMPTS)}
+    return {name: value for name, value in inputs.items() if name not in (*SHORTENED_LOGITS, *OF_PROMPTS)}

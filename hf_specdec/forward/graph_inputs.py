@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.transfer import Array, is_host, to_device
+from hf_specdec.compat.models import OF_PROMPTS
 from hf_specdec.forward.forward_arguments import SHORTENED_LOGITS, KeptArguments, with_token_types
 from hf_specdec.forward.graph_masks import TREE
 from hf_specdec.forward.mask_rules import RuleMasks
@@ -38,7 +38,7 @@ class GraphInputs:
         reuses_tensors: bool,
     ) -> None:
         self._cache, self._names, self._rules, self._padding = cache, names, rules, padding
-        left_out = (*names, *SHORTENED_LOGITS, *compat.OF_PROMPTS)
+        left_out = (*names, *SHORTENED_LOGITS, *OF_PROMPTS)
         self._others = {name: value for name, value in template.items() if name not in left_out}
         self._device: torch.device = template[names[0]].device
         self._keeps = reuses_tensors and not is_host(self._device)

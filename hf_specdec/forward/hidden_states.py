@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
+from hf_specdec.compat.models import batch_dim_of_states
 from hf_specdec.errors import UnsupportedModelError
 
 Layers = tuple[torch.Tensor, ...] | None  # hidden states of a forward's output, one of each layer
@@ -22,7 +22,7 @@ def part_of_node(model: PreTrainedModel, states: Layers, row: int, column: int) 
     """Copies of one column's states, as a forward of its token alone gives them."""
     if not states:
         return states
-    dims = [compat.batch_dim_of_states(model, layer) for layer in states]
+    dims = [batch_dim_of_states(model, layer) for layer in states]
     pairs = zip(states, dims, strict=True)
     return tuple(layer.narrow(dim, row, 1).narrow(dim + 1, column, 1).clone() for layer, dim in pairs)
 

@@ -13,11 +13,13 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, Sender, to_device
+from hf_specdec.compat.caches import cache_name
+from hf_specdec.compat.generation import has_own_input_preparation
+from hf_specdec.compat.models import OF_PROMPTS, counts_image_positions, takes_positions
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.forward_arguments import (
@@ -66,13 +68,13 @@ class StepInputs:
             f"{prefix}{name}" for name in ("input_ids", "attention_mask", "position_ids")
         )
         self.model, self.kwargs, self.texts = model, model_kwargs, list(texts)
-        self.cache_name = compat.cache_name(model_kwargs)
+        self.cache_name = cache_name(model_kwargs)
         self.cache = model_kwargs[self.cache_name]
         self.is_fixed = isinstance(self.cache, StaticSpecCache)  # then every forward gets positions and masks of ours
         self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
-        self.attends = compat.takes_positions(model) or not has_states_alone(model)
+        self.attends = takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
-        self.asks_model = compat.has_own_input_preparation(model)
+        self.asks_model = has_own_input_preparation(model)
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         # A class may still call it otherwise in its forward than transformers does from 5.24 on.
@@ -95,7 +97,7 @@ class StepInputs:
         keeps_columns = isinstance(self.attention_cache, SpecCache)
         self._always_masks = always_masks and keeps_columns and self.attends and self.masks.supported and is_placed
         self._makes_masks = makes_masks and self.is_fixed and self.attends and is_placed
-        self._keeps_positions = positions is None and compat.counts_image_positions(model)
+        self._keeps_positions = positions is None and counts_image_positions(model)
         self._first_positions: Array | None = None  # `base` on the host
         self._mask: torch.Tensor | None = None
         self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
@@ -153,8 +155,8 @@ class StepInputs:
     @property
     def takes_packed_rows(self) -> bool:
         """Returns whether the forward takes nothing of each row but its ids, its positions and a mask."""
-        names = {self.ids_key, self.positions_key, self.mask_key, *SHORTENED_LOGITS, *compat.OF_PROMPTS}
-        has_positions = compat.takes_positions(self.model) and (self.base is None or self.base.ndim == 2)
+        names = {self.ids_key, self.positions_key, self.mask_key, *SHORTENED_LOGITS, *OF_PROMPTS}
+        has_positions = takes_positions(self.model) and (self.base is None or self.base.ndim == 2)
         others = self.asks_model or self.is_fixed or self.model.config.is_encoder_decoder
         return tensors_of(self.template).keys() <= names and has_positions and not others
 
@@ -181,7 +183,7 @@ class StepInputs:
         """`(batch, Q)`: the columns' positions, for a forward that the model's preparation hands none."""
         if self._keeps_positions:
             raise UnsupportedModelError("its forward counts an image's positions itself, in the order of the columns")
-        if not compat.takes_positions(self.model):
+        if not takes_positions(self.model):
             raise UnsupportedModelError("Its forward takes no positions. Use spec_method=None.")
         return rows.starts[:, None] + rows.depths[:, -rows.shape[1] :]
 

@@ -8,13 +8,15 @@ from typing import Any, Literal
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.cache.rollback import rollback_cache
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.compat import models
 from hf_specdec.compat.attention import asks_for_attention
+from hf_specdec.compat.caches import attends_to_images, cache_name, cached_length, decoding_cache
 from hf_specdec.compat.fingerprint import hooks_of
+from hf_specdec.compat.generation import has_own_input_preparation, prefill, updated_kwargs
 from hf_specdec.compat.state_layers import places_trees
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.checked_steps import checked_steps
@@ -84,8 +86,8 @@ class ModelRunner:
         reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
         if not facts.of(places_trees, model):
             tier = "chain"
-        self.lockstep = len(texts) > 1 and (tier != "tree" or compat.has_own_input_preparation(model))
-        original, left_out = compat.decoding_cache(model, model_kwargs), compat.attends_to_images(model.config)
+        self.lockstep = len(texts) > 1 and (tier != "tree" or has_own_input_preparation(model))
+        original, left_out = decoding_cache(model, model_kwargs), attends_to_images(model.config)
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
         self._recorder = StateRecorder(model, facts, is_used=tier == "tree")
         records = bool(self._recorder.layers)
@@ -101,7 +103,7 @@ class ModelRunner:
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
-            self.kwargs[compat.cache_name(model_kwargs)] = self.cache.model_cache
+            self.kwargs[cache_name(model_kwargs)] = self.cache.model_cache
         if self.hidden_layers and self.kwargs.get("output_hidden_states") is not True:
             self.kwargs["output_hidden_states"] = list(self.hidden_layers)
         self.outputs: Any = None
@@ -126,7 +128,7 @@ class ModelRunner:
         """True if a forward of rows of different widths computes no padding: asked after the prompt's."""
         shown = any(self.kwargs.get(name) for name in ("output_hidden_states", "output_attentions"))
         is_plain = not (shown or self.hidden_layers or self.lockstep or self._recorder.layers)
-        is_compiled = self.compiled is not None or compat.is_compiled(self.model)
+        is_compiled = self.compiled is not None or models.is_compiled(self.model)
         is_seen = is_compiled or bool(hooks_of(self.model))
         asks = self.kernels.takes_packed_rows and asks_for_attention(self.model)
         return self.tier == "tree" and is_plain and asks and not is_seen and self.step_inputs().takes_packed_rows
@@ -149,14 +151,14 @@ class ModelRunner:
                 cut = {name: kwargs[name][..., :num_tokens] for name in OF_TOKENS if kwargs.get(name) is not None}
                 kwargs = {**kwargs, **cut}
             with self.kernels.of_prompts:
-                self.outputs = compat.prefill(self.model, ids, self.generation_config, kwargs)
-        outputs = self.outputs or {compat.cache_name(self.kwargs): self.cache.model_cache}
-        self.kwargs = compat.updated_kwargs(self.model, outputs, self.kwargs)
-        self.cache = self.cache.adopt_prefill(self.kwargs.get(compat.cache_name(self.kwargs)))
+                self.outputs = prefill(self.model, ids, self.generation_config, kwargs)
+        outputs = self.outputs or {cache_name(self.kwargs): self.cache.model_cache}
+        self.kwargs = updated_kwargs(self.model, outputs, self.kwargs)
+        self.cache = self.cache.adopt_prefill(self.kwargs.get(cache_name(self.kwargs)))
         if self.cache.model_cache is None:
             raise UnsupportedModelError("it keeps no `Cache` of transformers")
         self._half_done = False
-        self.kwargs[compat.cache_name(self.kwargs)] = self.cache.model_cache
+        self.kwargs[cache_name(self.kwargs)] = self.cache.model_cache
         self.kwargs.pop("logits_to_keep", None)
         self.count_positions()
 
@@ -312,7 +314,7 @@ class ModelRunner:
         """Tokens of the longest row in the cache; the text's where the cache does not count."""
         if self.cache.spec is not None:
             return max(self.cache.spec.lengths, default=0)
-        length = compat.cached_length(self.cache.model_cache)
+        length = cached_length(self.cache.model_cache)
         return max(self.rows.num_cached) if length is None else length
 
     def _feed_ahead(self, trees: Sequence[DraftTree | None]) -> None:

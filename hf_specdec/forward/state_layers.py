@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.state_layer import Columns, StateLayer
 from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.compat import state_layers
+from hf_specdec.compat.models import is_compiled
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.own_forward import unseen
@@ -52,7 +52,7 @@ class StateRecorder:
     def __init__(self, model: PreTrainedModel, facts: ModelFacts, *, is_used: bool = True) -> None:
         layers = facts.of(state_layers.known_state_layers, model) if is_used else ()
         is_free = all(type(vars(layer).get("forward")) in (type(None), _Forward) for layer in layers)
-        self.layers = layers if is_free and not (layers and compat.is_compiled(model)) else ()
+        self.layers = layers if is_free and not (layers and is_compiled(model)) else ()
         self._columns: Columns | None = None  # of the last forward
 
     def applied(self, cache: SpecCache | None, layouts: Sequence[TreeLayout]) -> replaced:

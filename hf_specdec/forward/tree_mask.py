@@ -11,12 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import CacheLayerMixin, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.transfer import HostArrays
-from hf_specdec.compat.attention import takes_tensor_masks
+from hf_specdec.compat.attention import (
+    attention_implementation,
+    drop_empty_layer_types,
+    mask_config,
+    mask_function_of,
+    masks_for_forward,
+    register_mask_function,
+    set_attention_implementation,
+    takes_tensor_masks,
+)
+from hf_specdec.compat.models import private_config
 from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
 from hf_specdec.forward.tree_rows import TreeRows
 from hf_specdec.kernels.masks import additive
@@ -36,7 +45,7 @@ class TreeMasks:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.implementation = compat.attention_implementation(model.config)
+        self.implementation = attention_implementation(model.config)
         self.supported = takes_tensor_masks(self.implementation)
         self._config: Any = None
         self.rules: RuleMasks | None = None
@@ -69,9 +78,9 @@ class TreeMasks:
             return masks.get(None, masks)
         seen: _Seen = []
         config = self._private_config()
-        text_config = compat.mask_config(config)
+        text_config = mask_config(config)
         text_config.hf_specdec_rows, text_config.hf_specdec_seen = rows, seen
-        mask = compat.masks_for_forward(
+        mask = masks_for_forward(
             self.model,
             config,
             shape=(batch, num_queries),
@@ -90,7 +99,7 @@ class TreeMasks:
         """Rules that make the same masks, now and later; `None` where only the model can."""
         masks = mask if isinstance(mask, dict) else {None: mask}
         # Other layers share keys, or have none.
-        attending = [isinstance(layer, compat.CacheLayerMixin) for layer in cache.layers]
+        attending = [isinstance(layer, CacheLayerMixin) for layer in cache.layers]
         sizes = {cache.get_mask_sizes(rows.shape[1], place) for place, attends in enumerate(attending) if attends}
         if len(sizes) != 1 or sizes != {(next(iter(sizes))[0], 0)}:  # an adopted window has lost its first columns
             return None
@@ -118,11 +127,11 @@ class TreeMasks:
         if self._config is None:
             name = f"hf_specdec_{self.implementation}"
             with _register_lock:
-                if compat.mask_function_of(name) is None:
-                    compat.register_mask_function(name, functools.partial(tree_mask, str(self.implementation)))
-            self._config = compat.private_config(self.model.config)
-            compat.set_attention_implementation(self._config, name)
-            compat.drop_empty_layer_types(self._config)
+                if mask_function_of(name) is None:
+                    register_mask_function(name, functools.partial(tree_mask, str(self.implementation)))
+            self._config = private_config(self.model.config)
+            set_attention_implementation(self._config, name)
+            drop_empty_layer_types(self._config)
         return self._config
 
 
@@ -157,7 +166,7 @@ def tree_mask(
     **kwargs: Any,
 ) -> Any:
     """A mask function in transformers' sense: `implementation`'s own, over `mask_function` seen from the tree."""
-    build = compat.mask_function_of(implementation)
+    build = mask_function_of(implementation)
     assert build is not None
     rows: TreeRows = config.hf_specdec_rows
     view = _split_view if rows.same_start and not use_vmap else _general_view

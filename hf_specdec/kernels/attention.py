@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat import attention_implementation, mask_function_of, register_mask_function
 from hf_specdec.compat.attention import (
     attention_function_of,
+    attention_implementation,
     can_set_attention,
     eager_attention_of,
+    mask_function_of,
     register_attention,
+    register_mask_function,
 )
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.kernels.grouped import fits

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from hf_specdec.common.recording import recorder
-from hf_specdec.compat import computes_halves, has_own_functions, is_dispatch_traced
+from hf_specdec.compat.devices import computes_halves
+from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced
 from hf_specdec.kernels.native import core
 
 __all__ = [

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.replaced import replaced
-from hf_specdec.compat import has_tiles
+from hf_specdec.compat.devices import has_tiles
 from hf_specdec.kernels.few_query import FewQueryAttention, watch
 from hf_specdec.kernels.few_token import FewTokenLayers
 from hf_specdec.kernels.own_forward import counted

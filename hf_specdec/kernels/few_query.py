@@ -18,14 +18,15 @@ from transformers import PreTrainedModel
 from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here, replaced
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat import attention_implementation, is_traced_for_us
 from hf_specdec.compat.attention import (
     EAGER,
     attention_function_of,
+    attention_implementation,
     files_with_eager_attention,
     register_attention,
     sdpa_attention_forward,
 )
+from hf_specdec.compat.compiling import is_traced_for_us
 from hf_specdec.compat.modules import shows_attentions
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention

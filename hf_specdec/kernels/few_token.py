@@ -14,7 +14,8 @@ import torch
 
 from hf_specdec.common.replaced import here, replaced
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat import is_compiled, modules_of
+from hf_specdec.compat.models import is_compiled
+from hf_specdec.compat.modules import modules_of
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
 from hf_specdec.kernels.own_forward import OwnForward

@@ -4,9 +4,9 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat import attention_implementation, innermost_decoder, is_compiled, modules_of
-from hf_specdec.compat.attention import MASKED
-from hf_specdec.compat.modules import parameters_of
+from hf_specdec.compat.attention import MASKED, attention_implementation
+from hf_specdec.compat.models import innermost_decoder, is_compiled
+from hf_specdec.compat.modules import modules_of, parameters_of
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_token import FewTokenLayers

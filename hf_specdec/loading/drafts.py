@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from hf_specdec.common.files import check_path
-from hf_specdec.compat import generation_model, input_device
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import generation_model
 from hf_specdec.distributed.placement import read_device
 from hf_specdec.engine.head_pairing import without_weights_of
 from hf_specdec.errors import ConfigError, SpecError

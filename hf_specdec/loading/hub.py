@@ -16,11 +16,11 @@ from huggingface_hub import metadata_load, metadata_save
 from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.generate import generate_once
 from hf_specdec.common.files import check_path
 from hf_specdec.compat.loading import validate_repo_id
+from hf_specdec.compat.models import generation_model
 from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.registry import resolve
 
@@ -127,7 +127,7 @@ def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:
         defaults: method and configuration of calls that name neither.
         kwargs: as for an enabled model's `generate`.
     """
-    inner: PreTrainedModel = compat.generation_model(model)
+    inner: PreTrainedModel = generation_model(model)
     named = (kwargs.keys() & added_arguments()) - {"spec_observer"}
     if not named:
         kwargs = {**defaults, **kwargs}

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.api.enabled_model import become_plain
+from hf_specdec.compat.models import generation_model, text_config, uncompiled
 from hf_specdec.engine.model_state import ATTRIBUTE
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.methods.common.config import check_positive
@@ -36,7 +36,7 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
             `forward` on the instance that reaches the module in another way than as a method or an argument of a
             partial, as accelerate's hooks do.
     """
-    inner = compat.generation_model(model)
+    inner = generation_model(model)
     if not isinstance(inner, PreTrainedModel):
         kind = type(inner).__name__
         raise UnsupportedModelError(
@@ -61,7 +61,7 @@ def self_draft(model: Any, *, layers: int) -> PreTrainedModel:
 
 def _path_to_layers(model: PreTrainedModel) -> str:
     """Dotted name of the decoder's list of layers: the outermost `ModuleList` of their number."""
-    total, decoder = getattr(compat.text_config(model.config), "num_hidden_layers", None), model.get_decoder()
+    total, decoder = getattr(text_config(model.config), "num_hidden_layers", None), model.get_decoder()
     inside = [decoder, model] if isinstance(decoder, torch.nn.Module) else [model]
     paths: list[str] = [
         name
@@ -88,7 +88,7 @@ def _holders(model: PreTrainedModel, path: str) -> list[torch.nn.Module]:
 def _with_layers(model: PreTrainedModel, path: str, layers: torch.nn.ModuleList) -> PreTrainedModel:
     """A copy of the model that shares everything but the way to `path`, and holds `layers` there."""
     config = _cut_config(model.config, len(layers))
-    configs = {id(model.config): config, id(compat.text_config(model.config)): compat.text_config(config)}
+    configs = {id(model.config): config, id(text_config(model.config)): text_config(config)}
     part: torch.nn.Module = layers
     for module, name in reversed(list(zip(_holders(model, path), path.split("."), strict=True))):
         twin = copy.copy(module)
@@ -117,7 +117,7 @@ def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module) -> Any:
     """
     if value is module:
         return twin
-    function = compat.uncompiled(value)
+    function = uncompiled(value)
     if isinstance(function, types.MethodType):
         return types.MethodType(function.__func__, twin) if function.__self__ is module else value
     if not isinstance(function, functools.partial):
@@ -131,7 +131,7 @@ def _rebound(value: Any, module: torch.nn.Module, twin: torch.nn.Module) -> Any:
 def _cut_config(config: Any, layers: int) -> Any:
     """A copy of the configuration for the first `layers` layers; lists with an entry a layer are cut along."""
     cut = copy.deepcopy(config)
-    text = compat.text_config(cut)
+    text = text_config(cut)
     total = text.num_hidden_layers
     for name, value in list(vars(text).items()):
         if "layer" in name and isinstance(value, list) and len(value) == total:

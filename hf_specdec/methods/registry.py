@@ -16,7 +16,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from hf_specdec import methods
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat.attention import attention_implementation
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import HeadKind, Method, Source

@@ -1,10 +1,10 @@
 """A cache with states that cannot be rolled back: put back exactly, kept whole, and never mixed up with attention."""
 
 import torch
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from hf_specdec.cache.recurrent_state import StateCache, restore, saved
-from hf_specdec.compat import DynamicCache
 
 
 def filled() -> DynamicCache:

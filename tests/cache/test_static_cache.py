@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCache
 
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.helpers.support import PROMPT, assert_same_cache, plain

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 import hf_specdec
 from hf_specdec.cache.contents import contents
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, all_models, inputs, varied
 

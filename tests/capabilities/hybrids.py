@@ -22,7 +22,8 @@ import torch
 import hf_specdec
 from hf_specdec.cache.contents import contents
 from hf_specdec.common.tree import TreeBuilder
-from hf_specdec.compat import CACHE, state_layers
+from hf_specdec.compat import state_layers
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.tree_layout import TreeLayout
 from tests.helpers.drafts import CheckedDrafter
 from tests.helpers.support import plain

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec import compat
+from hf_specdec.compat.caches import CACHE
+from hf_specdec.compat.generation import fresh_cache
 from hf_specdec.forward.capabilities.probe import probe
 from tests.capabilities.findings import PAGE, Finding, examine, examine_all, listed
 from tests.helpers.zoo_wide import build, kinds_of, shrunk, varied
@@ -74,7 +75,7 @@ def test_a_window_of_the_cache_that_the_decoders_own_mask_lacks_is_found() -> No
     model = build(config, "image", 0.3)
     settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
     plain = model.generate(torch.tensor([[5, 6, 7, 8] * 6]), **settings)
-    assert any(compat.fresh_cache(model)[compat.CACHE].is_sliding)
+    assert any(fresh_cache(model)[CACHE].is_sliding)
     hf_specdec.enable(model)
     for method in ("prompt_lookup", "plain"):
         assert torch.equal(model.generate(torch.tensor([[5, 6, 7, 8] * 6]), **settings, spec_method=method), plain)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import build, shrunk
 

@@ -9,7 +9,8 @@ from transformers import JambaForCausalLM, StaticCache
 import hf_specdec
 from hf_specdec.cache.contents import contents
 from hf_specdec.call.rules import inputs as input_rules
-from hf_specdec.compat import CACHE, state_layers
+from hf_specdec.compat import state_layers
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, plain
 from tests.helpers.zoo_wide import build, inputs, shrunk
 

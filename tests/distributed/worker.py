@@ -16,7 +16,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec import AutoModelForCausalLM
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.engine.model_state import state_of
 from tests.distributed.cases import HEADS, arguments, seed_of
 from tests.helpers.support import PROMPT

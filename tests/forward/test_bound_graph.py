@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import CausalLMOutput
 
-from hf_specdec import compat
+from hf_specdec.compat import compiling
 from hf_specdec.compat.bound_graph import attributes_of
 from tests.helpers.graphs import counting
 
@@ -42,7 +42,7 @@ class Affine(torch.nn.Module):
 @pytest.mark.parametrize("keeps", ["", "attribute", "buffer"])
 def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attributes_is_not_bound(keeps: str) -> None:
     model = Affine(keeps=keeps)
-    step = compat.compiled(lambda **inputs: model(**inputs), {"backend": counting([])})
+    step = compiling.compiled(lambda **inputs: model(**inputs), {"backend": counting([])})
 
     def inputs(value: float) -> dict[str, Any]:
         return {"x": torch.full((3,), value), "shift": {"by": torch.full((3,), 10 * value)}}
@@ -50,7 +50,7 @@ def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attrib
     with torch.no_grad():
         for _ in range(3):
             step(**inputs(0.0))
-        direct = compat.without_guards(step, inputs(1.0))
+        direct = compiling.without_guards(step, inputs(1.0))
         assert direct is not None
         for value in (1.0, 2.0):
             values = inputs(value)
@@ -66,9 +66,9 @@ def test_a_bound_graph_takes_the_tensors_of_its_call_and_one_that_assigns_attrib
 
 def test_a_graph_is_not_bound_where_the_function_returns_what_is_not_the_graphs() -> None:
     kept = torch.ones(2)
-    step = compat.compiled(lambda **inputs: (inputs["x"] * 2, kept), {"backend": counting([])})
+    step = compiling.compiled(lambda **inputs: (inputs["x"] * 2, kept), {"backend": counting([])})
     step(x=torch.ones(2))
-    direct = compat.without_guards(step, {"x": torch.ones(2)})
+    direct = compiling.without_guards(step, {"x": torch.ones(2)})
     assert direct is not None
     result, bound = direct.bind({"x": torch.ones(2)}, list)
     assert result[1] is kept

@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig, StaticCache
 from transformers.modeling_outputs import CausalLMOutput
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
+from hf_specdec.compat import compiling
+from hf_specdec.compat.devices import mark_dynamic
 from hf_specdec.forward.checked_steps import CheckedSteps, TakenForms, _form
 from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
 from tests.helpers.graphs import counting
@@ -107,15 +108,15 @@ def test_a_function_that_breaks_into_several_graphs_keeps_its_guards() -> None:
 
     inputs = {"x": torch.ones(3)}
     for function, expected in ((whole, 2.0), (broken, None)):
-        step = compat.compiled(function, {"backend": counting(graphs)})
-        assert compat.without_guards(step, inputs) is None, "it has not run"
+        step = compiling.compiled(function, {"backend": counting(graphs)})
+        assert compiling.without_guards(step, inputs) is None, "it has not run"
         step(**inputs)
-        direct = compat.without_guards(step, inputs)
+        direct = compiling.without_guards(step, inputs)
         assert (None if direct is None else float(direct(**inputs)[0])) == expected
-        assert compat.without_guards(step, {"x": torch.ones(3, dtype=torch.int)}) is None, "another argument"
+        assert compiling.without_guards(step, {"x": torch.ones(3, dtype=torch.int)}) is None, "another argument"
         with torch.compiler.set_stance("force_eager"):
-            assert compat.without_guards(step, inputs) is None, "the caller wants code as it is written"
-    assert compat.without_guards(whole, inputs) is None, "not compiled"
+            assert compiling.without_guards(step, inputs) is None, "the caller wants code as it is written"
+    assert compiling.without_guards(whole, inputs) is None, "not compiled"
 
 
 def test_graphs_go_with_the_forwards_that_they_were_made_for() -> None:
@@ -135,7 +136,7 @@ def test_graphs_go_with_the_forwards_that_they_were_made_for() -> None:
 
 def test_a_step_that_keeps_its_guards_is_asked_for_others_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[Any] = []
-    monkeypatch.setattr(compat, "without_guards", lambda *arguments: wanted.append(arguments))
+    monkeypatch.setattr(compiling, "without_guards", lambda *arguments: wanted.append(arguments))
     steps, inputs = CheckedSteps(), {"columns": torch.ones(1, 2)}
     for _ in range(3):
         steps.run(lambda columns: (None, columns), (1, 2), inputs, {}, list)
@@ -174,9 +175,9 @@ def test_later_calls_check_the_guards_of_a_graph_once_for_all_widths(monkeypatch
     """And again where the model is another one by then, which the graphs of earlier calls must not be taken for."""
     model: Any = Model()
     graphs, checks = list[Any](), list[Any]()
-    without_guards = compat.without_guards
-    monkeypatch.setattr(compat, "without_guards", lambda *_: checks.append(without_guards(*_)) or checks[-1])
-    step: Any = compat.compiled(
+    without_guards = compiling.without_guards
+    monkeypatch.setattr(compiling, "without_guards", lambda *_: checks.append(without_guards(*_)) or checks[-1])
+    step: Any = compiling.compiled(
         lambda **inputs: (model.scale * inputs["x"], inputs["x"]), {"backend": counting(graphs)}
     )
     taken: TakenForms = {}
@@ -187,7 +188,7 @@ def test_later_calls_check_the_guards_of_a_graph_once_for_all_widths(monkeypatch
         checked = CheckedSteps()
         inputs = [{"x": torch.ones(1, width)} for width in (*widths, *widths)]
         for value in inputs:
-            compat.mark_dynamic(value["x"], 1)
+            mark_dynamic(value["x"], 1)
         return [float(checked.run(step, (1,), value, taken, list)[0][0, -1]) for value in inputs]
 
     model.scale = 2.0

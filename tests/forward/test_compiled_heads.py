@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.compat import compiling
 from hf_specdec.engine.static_shapes import forward_widths
 from hf_specdec.forward.compiled_forward import CompiledForward, CompiledShapes
 from hf_specdec.forward.networks.block_runner import BLOCK_STEP, BlockRunner
@@ -151,7 +151,7 @@ def test_a_round_that_outgrows_the_buffers_has_longer_ones(zoo: Zoo, recorder: R
 @pytest.mark.parametrize("name", ["eagle3, two layers", "mtp, glm4_moe, 3 layers"])
 def test_states_and_logits_outlive_later_graphs(zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Of a node below one of an earlier request, and of levels of one request, where graphs write over outputs."""
-    monkeypatch.setattr(compat, "compiled", LendingCompiler())
+    monkeypatch.setattr(compiling, "compiled", LendingCompiler())
     monkeypatch.setattr(CompiledForward, "is_lent", True)
     both = Both(zoo, name, [[1, 2, 3]])
     children = [(0, 4), (0, 5), (1, 6), (2, 7)]

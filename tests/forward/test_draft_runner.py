@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.networks.draft_runner import DraftRunner
 from tests.helpers.zoo import FAMILIES, build
 

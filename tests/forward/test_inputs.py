@@ -8,7 +8,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import StaticCache
 from transformers.masking_utils import (
     and_masks,
     causal_mask_function,
@@ -12,11 +13,12 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from hf_specdec import compat
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.tree import TreeBuilder
+from hf_specdec.compat.attention import masks_for_forward
+from hf_specdec.forward import tree_mask
 from hf_specdec.forward.graph_masks import TREE, with_masks
 from hf_specdec.forward.mask_rules import window_of
 from hf_specdec.forward.tree_mask import TreeMasks
@@ -131,14 +133,14 @@ def test_what_is_no_window_is_left_to_the_model(function: Any, window: int | Non
 def test_a_model_that_changes_its_mask_is_asked_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one that hides a key by code of its own, which no mask function tells of."""
     model, generator = build(FAMILIES["llama"]), np.random.default_rng(1)
-    inner = compat.masks_for_forward
+    inner = masks_for_forward
 
     def changed(*args: Any, **kwargs: Any) -> torch.Tensor:
         mask = inner(*args, **kwargs).clone()
         mask[..., 2] = False
         return mask
 
-    monkeypatch.setattr(compat, "masks_for_forward", changed)
+    monkeypatch.setattr(tree_mask, "masks_for_forward", changed)
     masks = TreeMasks(model)
     for length in (12, 13):
         rows = rows_of(generator, [length], 4, fixed=False)
@@ -149,6 +151,6 @@ def test_a_model_that_changes_its_mask_is_asked_at_every_step(monkeypatch: pytes
 def test_a_static_caches_windows_need_no_columns_of_their_own() -> None:
     """The sizes that a rule is found by are those of the package's static cache: alike in all layers."""
     model = build(FAMILIES["gemma3"])
-    cache = StaticSpecCache.of(compat.StaticCache(config=model.config, max_cache_len=CAPACITY), capacity=CAPACITY)
+    cache = StaticSpecCache.of(StaticCache(config=model.config, max_cache_len=CAPACITY), capacity=CAPACITY)
     assert cache is not None
     assert len({cache.get_mask_sizes(4, layer) for layer in range(len(cache.layers))}) == 1

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 from tests.helpers.zoo import FAMILIES, build

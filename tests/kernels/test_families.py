@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.attention import strict_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from hf_specdec import compat
+from hf_specdec.compat import compiling
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import FewQueryAttention
 from tests.helpers.graphs import STATIC, on_cpu
@@ -122,7 +122,7 @@ def test_a_callers_own_graph_is_transformers_also_beside_one_of_ours(
 
     expected = attention(inputs, inside=False)
     keys.clear()
-    compat.compiled(forward, {"backend": "eager"})(layer_of("qwen2"), **inputs)
+    compiling.compiled(forward, {"backend": "eager"})(layer_of("qwen2"), **inputs)
     assert keys == [(4, 5) if is_broken else (2, 10)]
     theirs = torch.compile(forward, backend="eager")(layer_of("qwen2"), **inputs)[0]
     assert torch.equal(theirs, expected)

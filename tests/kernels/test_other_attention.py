@@ -9,7 +9,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import hf_specdec
-from hf_specdec import UnsupportedModelError, compat
+from hf_specdec import UnsupportedModelError
+from hf_specdec.compat.attention import mask_function_of
 from tests.helpers.attention import deaf_attention, flash_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
@@ -98,7 +99,7 @@ def registered(name: str, function: Callable[..., Any], mask: Callable[..., Any]
 
 def test_somebody_s_attention_that_takes_masks_gets_trees() -> None:
     """Found by trying, whatever its name."""
-    name = registered("tests_own", AttentionInterface()["sdpa"], compat.mask_function_of("sdpa"))
+    name = registered("tests_own", AttentionInterface()["sdpa"], mask_function_of("sdpa"))
     with implementation(family_model("gemma3"), name) as model:
         expected = plain(model, PROMPT, **GREEDY)
         assert hf_specdec.capability(model).tier == "tree"
@@ -110,7 +111,7 @@ def test_somebody_s_attention_that_takes_masks_gets_trees() -> None:
 @pytest.mark.parametrize("kind", ["sdpa", "flash_attention_2", None])
 def test_somebody_s_attention_that_is_deaf_to_masks_gets_chains(kind: str | None) -> None:
     """Whether it is given the mask of torch's attention, FlashAttention's or none."""
-    name = registered(f"tests_deaf_{str(kind)[:3]}", deaf_attention, compat.mask_function_of(kind))
+    name = registered(f"tests_deaf_{str(kind)[:3]}", deaf_attention, mask_function_of(kind))
     with implementation(family_model("llama"), name) as model:
         expected = plain(model, PROMPT, **GREEDY)
         assert hf_specdec.capability(model).tier == "chain"

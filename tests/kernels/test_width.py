@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.kernels import cpu, cpu_kernels
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
 from hf_specdec.kernels.cpu_kernels import CpuKernels

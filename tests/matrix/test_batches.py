@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES

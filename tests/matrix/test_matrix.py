@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_specdec import UnsupportedModelError
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from operator import length_hint
 from typing import Any
 
-from hf_specdec import compat
 from hf_specdec.api.enable import enable
 from hf_specdec.api.many_prompts.job import Job
 from hf_specdec.api.many_prompts.prompt_inputs import (
@@ -24,6 +23,7 @@ from hf_specdec.call.arguments import AUTO
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules.arguments import check_settings
 from hf_specdec.common.progress import with_bar
+from hf_specdec.compat.models import generation_model
 from hf_specdec.engine.shared_processes import agreed_seed
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
@@ -83,7 +83,7 @@ def generate_many(
     check_positive("max_batch_size", max_batch_size, "Usual values are 4 to 32.")
     check_positive("max_cache_tokens", max_cache_tokens, "The default is 262144.")
     prompts = each_prompt(prompts)
-    inner = compat.generation_model(enable(model))
+    inner = generation_model(enable(model))
     request = Request.of(inner, generate_kwargs)
     check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens", "prefix_cache"))
     check_settings(request)

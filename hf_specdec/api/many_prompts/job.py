@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import INPUT_NAMES, check_names, check_one, inputs_of
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
@@ -26,6 +25,8 @@ from hf_specdec.call.request import Request
 from hf_specdec.call.rules.arguments import check_taken
 from hf_specdec.call.rules.many import alone, one_by_one
 from hf_specdec.common.stats import SpecStats
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import generation_model
 from hf_specdec.engine.continuous_batching import ContinuousBatching, QueuedSequence
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.decode import queued_sequence_of
@@ -57,7 +58,7 @@ class Job:
     ) -> None:
         self.wrapper, self.tokenizer, self.seed, self.kwargs = wrapper, tokenizer, seed, kwargs
         self.prefixes = prefixes
-        self.model = compat.generation_model(wrapper)
+        self.model = generation_model(wrapper)
         self._prompts: dict[int, Any] = {}  # of the rows that are being decoded
         self._seeds: dict[int, int] = {}  # of the prompts that are being sampled
         self._own_seeds: dict[int, int] = {}  # of those that bring one
@@ -190,7 +191,7 @@ class Job:
         for name in ("logits_processor", "stopping_criteria"):
             if items := inputs.get(name, self.kwargs.get(name)):
                 inputs[name] = of_prompt(items, index)
-        device = compat.input_device(self.model)
+        device = input_device(self.model)
         inputs["cache_salt"] = salt
         return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
 

@@ -13,7 +13,7 @@ from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.request import Request
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
-from hf_specdec.compat import CACHE_ARGUMENTS
+from hf_specdec.compat.caches import CACHE_ARGUMENTS
 from hf_specdec.compat.settings import accepted_arguments
 from hf_specdec.errors import ConfigError, counted
 

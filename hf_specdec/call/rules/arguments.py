@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
 from hf_specdec.call.request import Request
+from hf_specdec.compat.caches import STATIC_NAMES
+from hf_specdec.compat.models import num_embeddings
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 
-CACHES = (None, "dynamic", "static", "hybrid", *compat.STATIC_NAMES)  # transformers takes "hybrid" for no choice
+CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 INSTEAD = {
     "assistant_early_exit": 'Use spec_method="draft_model" with hf_specdec.self_draft(model, layers=...) in its place.',
@@ -145,7 +146,7 @@ def check_prompt(model: PreTrainedModel, ids: Any, *, has_embeddings: bool, of_d
     if ids.numel() == 0:
         raise ConfigError("input_ids", "must hold at least one token", tuple(ids.shape), "Put one in the prompt.")
     largest, smallest = int(ids.max()), int(ids.min())
-    rows = compat.num_embeddings(model, of_decoder=of_decoder)
+    rows = num_embeddings(model, of_decoder=of_decoder)
     if smallest < 0 or (rows is not None and largest >= rows):
         rule = f"must be at least 0 and below {rows} (the tokens that the model embeds)"
         wrong = smallest if smallest < 0 else largest

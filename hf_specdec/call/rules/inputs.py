@@ -1,17 +1,31 @@
 """Rules about what a call reads besides token ids: masks, images, its cache; and about several rows at once."""
 
-from hf_specdec import compat
+from transformers import (
+    Cache,
+    EncoderDecoderCache,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    QuantizedCache,
+    StaticCache,
+    StaticLayer,
+    StopStringCriteria,
+)
+
 from hf_specdec.call.request import Request
+from hf_specdec.compat import caches
+from hf_specdec.compat.caches import CACHE, attends_to_images, is_users_own, passed_states
 from hf_specdec.compat.fingerprint import foreign_cache
+from hf_specdec.compat.generation import has_own_cache, unbounded_layers
 from hf_specdec.engine.sampling.row_processors import is_declared, sees_one_row
 from hf_specdec.engine.static_shapes import compile_settings, holds_states, longest_cache, reason_against_buffers
 from hf_specdec.errors import ConfigError
 
 ROW_WISE_CRITERIA = (
-    compat.MaxLengthCriteria,
-    compat.MaxTimeCriteria,
-    compat.EosTokenCriteria,
-    compat.StopStringCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    EosTokenCriteria,
+    StopStringCriteria,
 )
 
 
@@ -24,7 +38,7 @@ def repeated_text(request: Request) -> str | None:
     cache = request.call.cache
     if (name := foreign_cache(cache)) is not None:
         return f"its cache has code of its own ({name}), which may do more than keep the text's columns"
-    is_shared = isinstance(cache, compat.Cache) and not isinstance(cache, compat.EncoderDecoderCache)
+    is_shared = isinstance(cache, Cache) and not isinstance(cache, EncoderDecoderCache)
     if request.model.config.is_encoder_decoder and is_shared:
         return f"its self- and cross-attention share the {type(cache).__name__} that was passed"
     return None
@@ -32,10 +46,10 @@ def repeated_text(request: Request) -> str | None:
 
 def shared_states(request: Request) -> str | None:
     """A decoder attends to images or states that the caller passes."""
-    sees_images = compat.sees_images(request.model, request.kwargs)
+    sees_images = caches.sees_images(request.model, request.kwargs)
     if sees_images and request.kwargs.get("cross_attention_mask") is None:
         return "without a cross_attention_mask several tokens see less of an image than one does"
-    states = compat.passed_states(request.model, request.kwargs)
+    states = passed_states(request.model, request.kwargs)
     return f"its decoder attends to {next(iter(states))} besides its text" if states else None
 
 
@@ -57,7 +71,7 @@ def static_cache(request: Request) -> str | None:
     """A static cache cannot take buffers of fixed shapes in its place."""
     if not request.has_static_cache:
         return None
-    if compat.attends_to_images(request.model.config):
+    if attends_to_images(request.model.config):
         return "its static cache holds an image's keys and values among the text's"
     cache = request.call.cache
     if request.tier != "tree" or not holds_states(cache):
@@ -74,21 +88,21 @@ def check_passed_cache(request: Request) -> None:
         ConfigError: the cache is offloaded or quantized, or a static one that is too short for the longest text.
     """
     cache = request.call.cache
-    if request.is_assisted or not compat.is_users_own(cache):
+    if request.is_assisted or not is_users_own(cache):
         return
     inner = getattr(cache, "self_attention_cache", cache)
-    if getattr(inner, "offloading", False) or isinstance(inner, compat.QuantizedCache):
+    if getattr(inner, "offloading", False) or isinstance(inner, QuantizedCache):
         kind = f"offloaded {type(inner).__name__}" if getattr(inner, "offloading", False) else type(inner).__name__
         remedy = "Pass a DynamicCache or a StaticCache without offloading, or leave it out."
-        raise ConfigError(compat.CACHE, "must be neither offloaded nor quantized with spec_method", kind, remedy)
-    if not isinstance(inner, compat.StaticCache):
+        raise ConfigError(CACHE, "must be neither offloaded nor quantized with spec_method", kind, remedy)
+    if not isinstance(inner, StaticCache):
         return
     needed = longest_cache(request.call)
-    for layer, full in zip(inner.layers, compat.unbounded_layers(inner, request.model), strict=True):
-        if isinstance(layer, compat.StaticLayer) and layer.max_cache_len < min(full.max_cache_len, needed):
+    for layer, full in zip(inner.layers, unbounded_layers(inner, request.model), strict=True):
+        if isinstance(layer, StaticLayer) and layer.max_cache_len < min(full.max_cache_len, needed):
             rule = f"must have a max_cache_len of at least {needed} for a text of that length with spec_method"
             remedy = "Make a longer StaticCache, or lower max_new_tokens."
-            raise ConfigError(compat.CACHE, rule, layer.max_cache_len, remedy)
+            raise ConfigError(CACHE, rule, layer.max_cache_len, remedy)
 
 
 def padded_text(request: Request) -> str | None:
@@ -104,7 +118,7 @@ def rows(request: Request) -> str | None:
     if request.num_rows == 1:
         return None
     is_padded = request.kwargs.get("attention_mask") is not None and not request.model.config.is_encoder_decoder
-    if is_padded and request.facts.of(compat.has_own_cache, request.model):
+    if is_padded and request.facts.of(has_own_cache, request.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
     if request.call.streamer is not None:
         return "a streamer of several sequences gets one token of each at a time"
@@ -120,8 +134,8 @@ def _rows_of_criteria(request: Request) -> str | None:
     for criterion in request.call.stopping_criteria:
         if type(criterion) not in ROW_WISE_CRITERIA and not is_declared(criterion):
             return _undeclared(criterion)
-        ends_texts |= isinstance(criterion, compat.EosTokenCriteria)
-        ends_rows |= not isinstance(criterion, compat.MaxLengthCriteria | compat.EosTokenCriteria)
+        ends_texts |= isinstance(criterion, EosTokenCriteria)
+        ends_rows |= not isinstance(criterion, MaxLengthCriteria | EosTokenCriteria)
     if ends_rows and not ends_texts:
         return "without an end-of-text token no sequence ends before the others"
     return None

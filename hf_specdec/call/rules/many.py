@@ -7,12 +7,15 @@ shape, and is not returned.
 from typing import Any
 
 import torch
+from transformers import StaticCache
 
-from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules.inputs import repeated_text
 from hf_specdec.call.rules.method import ONE_SEQUENCE
 from hf_specdec.call.rules.model import OWN_LOOP, foreign_code, rotary_frequencies, scaled_attention
+from hf_specdec.compat.caches import is_users_own
+from hf_specdec.compat.generation import has_foreign_inputs, has_own_input_preparation, has_own_loop
+from hf_specdec.compat.models import reads_prompts
 from hf_specdec.forward.forward_arguments import tensors_of
 
 SEQUENCE_TENSORS = ("attention_mask", "position_ids")  # of a prompt alone, all ones and a count
@@ -25,15 +28,15 @@ def one_by_one(wrapper: Any, request: Request) -> str | None:
         wrapper: the model as the caller has it, perhaps in PEFT's.
     """
     model = request.model
-    if compat.reads_prompts(wrapper):
+    if reads_prompts(wrapper):
         return "PEFT's wrapper puts virtual tokens before each prompt, or looks in it for where its adapter begins"
-    if compat.has_own_loop(model):
+    if has_own_loop(model):
         return OWN_LOOP
     if request.is_assisted:
         return ONE_SEQUENCE
     if model.config.is_encoder_decoder:
         return "its decoder reads an encoding of each prompt"
-    if compat.has_own_input_preparation(model) or compat.has_foreign_inputs(model):
+    if has_own_input_preparation(model) or has_foreign_inputs(model):
         return "its class prepares the inputs of each forward itself"
     if (reason := foreign_code(request)) is not None:
         return reason
@@ -47,7 +50,7 @@ def alone(request: Request) -> str | None:
     if (reason := repeated_text(request)) is not None:
         return reason
     cache, ids = request.call.cache, request.call.input_ids
-    if isinstance(cache, compat.StaticCache) or compat.is_users_own(cache):
+    if isinstance(cache, StaticCache) or is_users_own(cache):
         return f"it has a {type(cache).__name__} of its own"
     if rotary_frequencies(request) is not None:
         return "its rotary frequencies follow the length of its text"

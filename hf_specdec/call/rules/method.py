@@ -1,8 +1,10 @@
 """Rules about the method: what its network needs of the model and its inputs, and transformers' assisted decoding."""
 
-from hf_specdec import compat
 from hf_specdec.call.request import Request
+from hf_specdec.compat.caches import cached_length
 from hf_specdec.compat.devices import is_shared
+from hf_specdec.compat.generation import fresh_cache
+from hf_specdec.compat.models import has_virtual_tokens, is_recurrent
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.engine.sampling.row_processors import is_pure
 from hf_specdec.errors import ConfigError, UnsupportedModelError
@@ -41,8 +43,8 @@ def assisted_loop(request: Request) -> str | None:
     if request.num_rows > 1 or is_shared(request.model):
         return ONE_SEQUENCE
     call, model = request.call, request.model
-    is_new = not (call.reads_embeddings or compat.cached_length(call.cache) or compat.has_virtual_tokens(model))
-    if not is_new or request.has_static_cache or compat.is_recurrent(model) or not compat.fresh_cache(model):
+    is_new = not (call.reads_embeddings or cached_length(call.cache) or has_virtual_tokens(model))
+    if not is_new or request.has_static_cache or is_recurrent(model) or not fresh_cache(model):
         return NEW_TEXT
     name = next((type(processor).__name__ for processor in call.logits_processor if not is_pure(processor)), None)
     return f"{name} may keep state, in which transformers' assisted decoding has rejected tokens" if name else None

@@ -1,8 +1,8 @@
 """Rules about the model: its class, foreign code in it, its probe, and lengths at which it computes otherwise."""
 
-from hf_specdec import compat
 from hf_specdec.call.request import Request
 from hf_specdec.compat.fingerprint import foreign_code as reason_of_foreign_code
+from hf_specdec.compat.generation import has_foreign_inputs, has_own_loop
 from hf_specdec.compat.rotary import cache_drop_length, rotary_modules, rotary_switch, scaled_length
 
 OWN_LOOP = "its class decodes by a loop of its own"
@@ -11,7 +11,7 @@ MOST_COLUMNS = 512  # of a step, whatever drafts: lookahead's widest windows hav
 
 def own_loop(request: Request) -> str | None:
     """The class replaces the loop that drafts would enter."""
-    return OWN_LOOP if compat.has_own_loop(request.model) else None
+    return OWN_LOOP if has_own_loop(request.model) else None
 
 
 def foreign_code(request: Request) -> str | None:
@@ -21,7 +21,7 @@ def foreign_code(request: Request) -> str | None:
 
 def foreign_inputs(request: Request) -> str | None:
     """Code from outside of transformers may prepare other inputs at any length of the text."""
-    if compat.has_foreign_inputs(request.model):
+    if has_foreign_inputs(request.model):
         return "code of its own prepares its inputs, and may prepare others at any length of the text"
     return None
 

@@ -11,7 +11,7 @@ from statistics import median_low
 
 import torch
 
-from hf_specdec.compat import computes_halves
+from hf_specdec.compat.devices import computes_halves
 from hf_specdec.engine.cost.time_estimate import TimeEstimate
 from hf_specdec.methods.common.drafter import TOKEN_COST
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from hf_specdec import compat
+from hf_specdec.compat.generation import PROCESSORS_MODULE
 from hf_specdec.engine.sampling.per_row import PerRow
 
-TRANSFORMERS = compat.PROCESSORS_MODULE
+TRANSFORMERS = PROCESSORS_MODULE
 # Processors that treat every row by itself and keep nothing between calls.
 ROW_WISE_PROCESSORS = frozenset(
     f"{TRANSFORMERS}.{name}"

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec import compat
-from hf_specdec.compat.devices import is_shared
+from hf_specdec.compat.devices import input_device, is_shared
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
 from hf_specdec.distributed.rank_sync import any_process
@@ -152,7 +151,7 @@ def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding
 
     So are states that modules keep (RecurrentGemma).
     """
-    device, states = compat.input_device(model), module_tensors(model)
+    device, states = input_device(model), module_tensors(model)
     with _stance_lock, torch.compiler.set_stance("force_eager"):
         before = _random_states(device)
         try:

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.compat.attention import has_table_with_window
+from hf_specdec.compat.attention import attention_implementation, has_table_with_window, knows_windows
+from hf_specdec.compat.caches import CACHE
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.generation import fresh_cache
+from hf_specdec.compat.models import counts_padding_out, rounds_tokens_together
 from hf_specdec.compat.state_layers import limits_time_steps, places_trees
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
@@ -84,7 +87,7 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
                 return _found(model, "tree", "a tree of tokens gives the logits of the same tokens in sequence", error)
             except REFUSALS as exception:
                 why_not_tree = sentence(exception)
-        if compat.counts_padding_out(model):
+        if counts_padding_out(model):
             reason = "its positions count a token of padding in a text otherwise than plain decoding"
             raise UnsupportedModelError(reason)
         if limits_time_steps(model):
@@ -95,7 +98,7 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
         reason = f"several tokens in one forward do not work: {sentence(exception)}"
         if model.training:
             reason += " (it is in train mode; call its eval() for forwards without dropout)"
-        elif compat.rounds_tokens_together(model):
+        elif rounds_tokens_together(model):
             reason += " (its int8 layers round a token by the outliers of others; llm_int8_threshold=0.0 does not)"
         return _found(model, "plain", reason)
 
@@ -135,20 +138,20 @@ def untried(model: PreTrainedModel, error: ProbeFailed) -> Capability:
 
 
 def _found(model: PreTrainedModel, tier: Tier, reason: str, error: float = math.nan) -> Capability:
-    attention, dtype = compat.attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
+    attention, dtype = attention_implementation(model.config), str(model.dtype).removeprefix("torch.")
     return Capability(tier, reason, attention, dtype, error)
 
 
 def _forgets_what_it_sees(model: PreTrainedModel) -> bool:
     """Returns whether a window is in the cache alone: a token then sees more with others at once."""
-    is_sliding = getattr(compat.fresh_cache(model).get(compat.CACHE), "is_sliding", [])
-    return any(is_sliding) and not compat.knows_windows(model)
+    is_sliding = getattr(fresh_cache(model).get(CACHE), "is_sliding", [])
+    return any(is_sliding) and not knows_windows(model)
 
 
 def _known_reason(model: PreTrainedModel) -> str | None:
     """Reason not to try a tree, where it can be seen without trying; else `None`."""
     if not TreeMasks(model).supported:
-        name = compat.attention_implementation(model.config)
+        name = attention_implementation(model.config)
         return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
     if has_table_with_window(model):
         return "its windows are counted in columns of the cache, of which a tree has more than its text"
@@ -232,7 +235,7 @@ def known_text(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], coming: list[int]
 ) -> tuple[Reference, Tolerance]:
     """Results of plain generation for one text, and the difference from them that rounding can explain."""
-    ids = torch.tensor([prompt + coming], device=compat.input_device(model))
+    ids = torch.tensor([prompt + coming], device=input_device(model))
 
     def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:
         return reference(model, arguments(model, first, encoder_kwargs), first, rest)
@@ -245,6 +248,6 @@ def runner_of(
     model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
 ) -> tuple[ModelRunner, TokenBuffer]:
     """A runner of a model that has `prompt` to read, and the text that goes with it."""
-    ids = torch.tensor([prompt], device=compat.input_device(model))
+    ids = torch.tensor([prompt], device=input_device(model))
     text = TokenBuffer(ids, room=16)
     return ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier), text

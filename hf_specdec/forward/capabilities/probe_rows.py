@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import readable_padding, text_config
 from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
 from hf_specdec.forward.capabilities.reference import Reference, arguments, encoded, reference, tokens_of
 from hf_specdec.forward.capabilities.tolerance import tolerance_of
@@ -40,7 +41,7 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
     prompt, t = tokens_of(model, attempt)
     if model.config.is_encoder_decoder:
         encoder_kwargs = encoder_kwargs or encoded(model)
-    ids = torch.tensor([prompt, _padded(model, prompt)], device=compat.input_device(model))
+    ids = torch.tensor([prompt, _padded(model, prompt)], device=input_device(model))
     coming = [t[:NUM_COMING], t[2 : 2 + NUM_COMING]]
 
     def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:
@@ -93,7 +94,7 @@ def _padded(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     """A shorter prompt after padding; decoders of an encoder's text begin together."""
     if model.config.is_encoder_decoder:
         return prompt
-    padding = compat.readable_padding(model, getattr(compat.text_config(model.config), "pad_token_id", None))
+    padding = readable_padding(model, getattr(text_config(model.config), "pad_token_id", None))
     return [padding] * PADDING + prompt[PADDING:]
 
 

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compat
+from hf_specdec.compat.caches import cache_name
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.generation import Encoded, attends_only, fresh_cache, own_positions, prefill, updated_kwargs
+from hf_specdec.compat.models import max_positions, takes_position_ids, text_config
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.kernels.own_forward import counted
 
@@ -48,18 +51,18 @@ def reference(model: PreTrainedModel, kwargs: dict[str, Any], prompt: torch.Tens
     """
     ids, kernels = torch.cat([prompt, coming], dim=1), CpuKernels(model)
     with kernels.of_prompts:
-        outputs = compat.prefill(model, prompt, GenerationConfig(), kwargs)
-    kwargs = compat.updated_kwargs(model, outputs, kwargs)
+        outputs = prefill(model, prompt, GenerationConfig(), kwargs)
+    kwargs = updated_kwargs(model, outputs, kwargs)
     logits = []
     for length in range(prompt.shape[1] + 1, ids.shape[1] + 1):
         inputs = model.prepare_inputs_for_generation(ids[:, :length], next_sequence_length=1, **kwargs)
         with counted(), kernels:  # one token at a time says nothing about several
             outputs = model(**inputs, return_dict=True)
         logits.append(outputs.logits[:, -1].float())
-        kwargs = compat.updated_kwargs(model, outputs, kwargs)
+        kwargs = updated_kwargs(model, outputs, kwargs)
     all_logits = torch.stack(logits, dim=1) if logits else outputs.logits[:, -1:].float()
     kept = [tensor.clone() for _, _, tensor in module_tensors(model)]
-    return Reference(prompt, coming, all_logits, kwargs.get(compat.cache_name(kwargs)), kept, outputs)
+    return Reference(prompt, coming, all_logits, kwargs.get(cache_name(kwargs)), kept, outputs)
 
 
 def module_tensors(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
@@ -74,9 +77,9 @@ def module_tensors(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, t
 
 def arguments(model: PreTrainedModel, ids: torch.Tensor, encoder_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that `generate` hands to a decoding method for this prompt."""
-    kwargs = {"use_cache": True, **encoder_kwargs, **compat.fresh_cache(model, len(ids))}
-    if not model.config.is_encoder_decoder and compat.takes_position_ids(model):
-        kwargs["position_ids"] = compat.own_positions(model, ids, kwargs)
+    kwargs = {"use_cache": True, **encoder_kwargs, **fresh_cache(model, len(ids))}
+    if not model.config.is_encoder_decoder and takes_position_ids(model):
+        kwargs["position_ids"] = own_positions(model, ids, kwargs)
     return kwargs
 
 
@@ -85,17 +88,17 @@ def encoded(model: PreTrainedModel) -> dict[str, Any]:
     encoder = model.get_encoder()
     if model.main_input_name == "input_ids":
         prompt, _ = tokens_of(model, 0)
-        ids = torch.tensor([prompt], device=compat.input_device(model))
+        ids = torch.tensor([prompt], device=input_device(model))
         return {"encoder_outputs": encoder(input_ids=ids, return_dict=True)}
     config = getattr(encoder, "config", model.config)
     size = getattr(config, "hidden_size", None) or config.d_model
-    states = torch.arange(PROMPT_LENGTH * size, device=compat.input_device(model)).sin().view(1, PROMPT_LENGTH, size)
-    return {"encoder_outputs": compat.Encoded(last_hidden_state=states.to(model.dtype))}
+    states = torch.arange(PROMPT_LENGTH * size, device=input_device(model)).sin().view(1, PROMPT_LENGTH, size)
+    return {"encoder_outputs": Encoded(last_hidden_state=states.to(model.dtype))}
 
 
 def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int]]:
     """A prompt that repeats itself and eight more tokens, spread over the vocabulary, no two neighbours alike."""
-    vocab_size: int = compat.text_config(model.config).vocab_size
+    vocab_size: int = text_config(model.config).vocab_size
     step = max(vocab_size // 19, 1)
     tokens = [(7 + attempt + step * i) % vocab_size for i in range(PERIOD + NUM_COMING)]
     return [tokens[i % PERIOD] for i in range(_prompt_length(model))], tokens[PERIOD:]
@@ -103,16 +106,16 @@ def tokens_of(model: PreTrainedModel, attempt: int) -> tuple[list[int], list[int
 
 def _prompt_length(model: PreTrainedModel) -> int:
     """Long enough to reach beyond a window that a model applies by itself."""
-    positions = compat.max_positions(model.config) or LONGEST_PROMPT
+    positions = max_positions(model.config) or LONGEST_PROMPT
     return max(PROMPT_LENGTH, min(max(_own_windows(model), default=0) + 4, positions - NUM_COMING))
 
 
 def _own_windows(model: PreTrainedModel) -> list[int]:
     """Sizes in the configuration that may be windows unseen by transformers' mask functions."""
-    masked = MASKED_WINDOWS if compat.attends_only(model) else ()
+    masked = MASKED_WINDOWS if attends_only(model) else ()
     return [
         value
-        for name, value in vars(compat.text_config(model.config)).items()
+        for name, value in vars(text_config(model.config)).items()
         if isinstance(value, int)
         and any(word in name for word in OWN_WINDOWS)
         and name not in masked

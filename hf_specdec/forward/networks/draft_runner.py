@@ -11,10 +11,10 @@ from typing import Any, Self
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec import compat
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.devices import device_mesh
+from hf_specdec.compat.models import text_config
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_facts import ModelFacts
@@ -57,7 +57,7 @@ class DraftRunner(BaseDraftRunner):
         super().__init__(len(input_ids), is_shared=device_mesh(model) is not None)
         facts = facts or ModelFacts()
         self.vocab_size, self.relative_cost, self.device = vocab_size, relative_cost, device
-        self._own_vocab_size: int = compat.text_config(model.config).vocab_size
+        self._own_vocab_size: int = text_config(model.config).vocab_size
         input_ids = input_ids.where(input_ids < self._own_vocab_size, 0)
         self.texts = [TokenBuffer(input_ids[row : row + 1], room=room) for row in range(len(input_ids))]
         config = GenerationConfig(max_length=input_ids.shape[1] + room)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.methods.common.draft_head import PairHead, within
 from hf_specdec.methods.common.layer_head import LayerHead
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids

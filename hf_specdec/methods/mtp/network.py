@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec.compat import CACHE, attention_implementation, text_config
-from hf_specdec.compat.attention import MASKED
+from hf_specdec.compat.attention import MASKED, attention_implementation
+from hf_specdec.compat.caches import CACHE
+from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp import MtpModel, shared_logits, use_float64_experts, use_mask_attention
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import PairHead, within

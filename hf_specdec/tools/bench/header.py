@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import hf_specdec
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat.attention import attention_implementation
 from hf_specdec.kernels.quantization.weights import num_parameters, precision_of
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 

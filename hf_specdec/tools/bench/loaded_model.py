@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
-from hf_specdec.compat import input_device
+from hf_specdec.compat.devices import input_device
 from hf_specdec.distributed.placement import default_device, read_device
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.kernels.quantization.precision import DTYPES, PRECISIONS

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from hf_specdec.common.transfer import left_padded
-from hf_specdec.compat import max_positions
+from hf_specdec.compat.models import max_positions
 from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.errors import ConfigError, first_line
 from hf_specdec.methods.common.config import check_positive, check_temperature

@@ -8,7 +8,9 @@ from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer
 
 from hf_specdec.api.enable import capability
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
-from hf_specdec.compat import CACHE, crop_to, input_device, max_positions, takes_cache
+from hf_specdec.compat.caches import CACHE, crop_to
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import max_positions, takes_cache
 from hf_specdec.compat.state_layers import forgets_states
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.tools.bench.loaded_model import LoadedModel

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_specdec.api.enable import capability
 from hf_specdec.call.arguments import AUTO, read_prompt_request
 from hf_specdec.call.plan import plan_model
-from hf_specdec.compat import attention_implementation
+from hf_specdec.compat.attention import attention_implementation
 from hf_specdec.distributed.placement import available_devices, where_it_lies
 from hf_specdec.engine.draft_pairing import draft_capability
 from hf_specdec.engine.head_pairing import check_head

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.compat import attention_implementation, max_positions
+from hf_specdec.compat.attention import attention_implementation
+from hf_specdec.compat.models import max_positions
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.tools.bench.loaded_model import LoadedModel

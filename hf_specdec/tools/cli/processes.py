@@ -15,7 +15,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.compat import text_config
+from hf_specdec.compat.models import text_config
 from hf_specdec.errors import ConfigError
 
 

@@ -12,7 +12,8 @@ import torch
 import hf_specdec
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.call.generate import class_generate
-from hf_specdec.compat import input_device, max_positions
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import max_positions
 from hf_specdec.engine.model_state import using_method_state
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.methods.common.entry import MethodState

@@ -14,7 +14,7 @@ from hf_specdec.api.enable import enable
 from hf_specdec.call.arguments import AUTO
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules.arguments import check_settings
-from hf_specdec.compat import generation_model
+from hf_specdec.compat.models import generation_model
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow
 from hf_specdec.errors import ConfigError, MissingExtraError

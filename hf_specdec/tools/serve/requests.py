@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from hf_specdec import compat
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.call.arguments import NONE
+from hf_specdec.compat.models import max_positions, text_config
 from hf_specdec.engine.sampling.grammar import COMPACT, grammar
 from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -70,7 +70,7 @@ class RequestReader:
         return frozenset([] if ends is None else ends if isinstance(ends, list) else [ends])
 
     def _check_tokens(self, field: str, ids: Collection[int]) -> None:
-        vocab_size = compat.text_config(self.model.config).vocab_size
+        vocab_size = text_config(self.model.config).vocab_size
         if not all(0 <= token < vocab_size for token in ids):
             rule = f"must hold token ids from 0 to {vocab_size - 1}"
             raise ConfigError(field, rule, max(ids, key=abs), "Use the ids of the model's tokenizer.")
@@ -104,7 +104,7 @@ class RequestReader:
 
     def _limit(self, max_tokens: int | None, length: int) -> int:
         """Return the most new tokens, for which the model has positions."""
-        positions = compat.max_positions(self.model.config)
+        positions = max_positions(self.model.config)
         room = self.max_new_tokens if positions is None else positions - length
         if positions is not None and room < (max_tokens or 1):
             rule = f"must leave room for {counted(max_tokens or 1, 'new token')}: the model has {positions} positions"

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.common.files import json_value, lines_of, read_text
-from hf_specdec.compat import input_device, max_positions
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import max_positions
 from hf_specdec.engine.model_state import state_of, using_method_state
 from hf_specdec.errors import ConfigError, import_extra
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_specdec import compat
+from hf_specdec.compat import models
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.engine.head_pairing import check_target
 from hf_specdec.errors import ConfigError
@@ -38,7 +38,7 @@ def new_head(
         counts: `(vocab_size,)`, how often each token stands in the texts.
         draft_vocab_size: tokens to draft, the most frequent ones; `None` is all, at most 32,000.
     """
-    text_config = compat.text_config(target.config)
+    text_config = models.text_config(target.config)
     layer = layer_config(text_config, CONFIGS["qwen3" if text_config.model_type == "qwen3" else "llama"])
     vocab_size = len(counts)
     size = min(draft_vocab_size or MOST_DRAFT_TOKENS, vocab_size)
@@ -69,8 +69,8 @@ def chosen_layers(target: PreTrainedModel, layer_ids: Sequence[int] | None) -> t
         ConfigError: one of them is not there.
         UnsupportedModelError: no head can read this target.
     """
-    check_target(target, embedding_width=compat.text_config(target.config).hidden_size)
-    num_layers = int(compat.text_config(target.config).num_hidden_layers)
+    check_target(target, embedding_width=models.text_config(target.config).hidden_size)
+    num_layers = int(models.text_config(target.config).num_hidden_layers)
     if layer_ids is None:
         return default_layer_ids(num_layers)
     if not layer_ids or len(set(layer_ids)) != len(layer_ids) or min(layer_ids) < 0 or max(layer_ids) > num_layers:

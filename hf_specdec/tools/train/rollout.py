@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import log_softmax, pad
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec import compat
+from hf_specdec.compat.devices import input_device
 from hf_specdec.forward.hidden_states import check_states
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
@@ -92,7 +92,7 @@ class HeadRollout(nn.Module):
             is_draftable: `(N, L)` bool, whether its likeliest token is among these.
         """
         head, target = self.head, self._target[0]
-        device, dtype = compat.input_device(target), head.fc.weight.dtype
+        device, dtype = input_device(target), head.fc.weight.dtype
         ids, seen = input_ids.to(device), attention_mask.to(device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
         outputs: Any = target(

@@ -24,8 +24,9 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_specdec import compat
 from hf_specdec.common.files import check_path
+from hf_specdec.compat.devices import input_device
+from hf_specdec.compat.models import generation_model, text_config
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError
@@ -179,14 +180,14 @@ def _arguments(target: PreTrainedModel, work: Path, values: dict[str, Any]) -> T
     defaults: dict[str, Any] = {
         "output_dir": str(work),
         "num_train_epochs": 8.0,
-        "learning_rate": 0.4 / compat.text_config(target.config).hidden_size,  # 1e-4 at 4,096, as of published heads
+        "learning_rate": 0.4 / text_config(target.config).hidden_size,  # 1e-4 at 4,096, as of published heads
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.03,
         "eval_steps": 100,
         "logging_steps": 100,
         "train_sampling_strategy": "sequential",
-        "use_cpu": compat.input_device(target).type == "cpu",
-        "dataloader_pin_memory": compat.input_device(target).type != "cpu",
+        "use_cpu": input_device(target).type == "cpu",
+        "dataloader_pin_memory": input_device(target).type != "cpu",
         "report_to": [],
     }
     values = defaults | values
@@ -211,7 +212,7 @@ def _arguments(target: PreTrainedModel, work: Path, values: dict[str, Any]) -> T
 
 def _check(target: Any, tokenizer: Any, data: Any, out: Any, config: Any, head: Any) -> None:
     """Raise unless the arguments are of their types and fit each other."""
-    if not isinstance(compat.generation_model(target), PreTrainedModel):
+    if not isinstance(generation_model(target), PreTrainedModel):
         remedy = "Load it with hf_specdec.AutoModelForCausalLM."
         raise ConfigError("target", "must be a transformers model", type(target).__name__, remedy)
     if not callable(tokenizer):
@@ -281,7 +282,7 @@ def _split(texts: Sequence[Sequence[Example]], config: HeadTraining, args: Train
 
 def _counts(target: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:
     """`(vocab_size,)`: how often each token stands in the texts."""
-    counts = torch.zeros(compat.text_config(target.config).vocab_size, dtype=torch.long)
+    counts = torch.zeros(text_config(target.config).vocab_size, dtype=torch.long)
     for example in examples:
         counts += torch.bincount(torch.tensor(example.ids), minlength=len(counts))
     return counts

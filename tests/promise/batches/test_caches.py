@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import (
     IDS,
     MASK,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import (
     MASK,
     METHODS,

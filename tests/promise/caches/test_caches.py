@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE, CACHE_ARGUMENTS
+from hf_specdec.compat.caches import CACHE, CACHE_ARGUMENTS
 from tests.helpers.support import (
     CHAIN_DRAFTS,
     DRAFTS,

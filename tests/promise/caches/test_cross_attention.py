@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import (
     PROMPT,
     assert_same_cache,

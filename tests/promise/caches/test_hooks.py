@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import hf_specdec
-from hf_specdec import compat
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
@@ -79,15 +79,13 @@ def test_a_hook_that_holds_the_cache_is_one(model: PreTrainedModel) -> None:
             layer.keys, layer.values = layer.keys[:, :, -KEPT:], layer.values[:, :, -KEPT:]
 
     model.register_forward_hook(shorten)
-    output = model.generate(
-        PROMPTS[:1], **SETTINGS, spec_method="auto", return_dict_in_generate=True, **{compat.CACHE: cache}
-    )
+    output = model.generate(PROMPTS[:1], **SETTINGS, spec_method="auto", return_dict_in_generate=True, **{CACHE: cache})
     assert "shorten of LlamaForCausalLM" in output.spec_stats.plain_reason
 
 
 def test_a_hook_on_the_model_s_output_is_one(model: PreTrainedModel) -> None:
     def crop(module: Any, args: Any, output: Any) -> None:
-        output[compat.CACHE].crop(-2)
+        output[CACHE].crop(-2)
 
     model.register_forward_hook(crop)
     expected = plain(model, PROMPTS, **SETTINGS)
@@ -101,7 +99,7 @@ def test_a_forward_in_the_place_of_attention_s_is_one(model: PreTrainedModel) ->
         attention, inner = block.self_attn, block.self_attn.forward
 
         def forward(*args: Any, module: Any = attention, computed: Any = inner, **kwargs: Any) -> Any:
-            result, layer = computed(*args, **kwargs), kwargs[compat.CACHE].layers[module.layer_idx]
+            result, layer = computed(*args, **kwargs), kwargs[CACHE].layers[module.layer_idx]
             if layer.keys.shape[2] > KEPT:
                 layer.keys, layer.values = (
                     layer.keys[:, :, -KEPT:].contiguous(),

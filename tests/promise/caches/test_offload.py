@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat import load_factor
+from hf_specdec.compat.devices import load_factor
 from hf_specdec.distributed.placement import is_placed, where_it_lies
 from tests.helpers.support import MASK, PADDED, PROMPT, noisy_copy, plain, results_of
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, MASK, PADDED, PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, StaticCache
 from transformers.masking_utils import create_masks_for_generate
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.support import PROMPT, assert_same_cache, assert_same_run, both, noisy_copy, plain, run, speculative
 from tests.helpers.zoo import FAMILIES, build

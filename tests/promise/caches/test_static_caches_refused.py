@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import PROMPT, assert_same_run, plain, run, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 from tests.matrix.test_batches import METHODS

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessorList, SynthIDTextWatermarkingConfig
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from tests.helpers.support import PROMPT, assert_same_cache, plain, run, speculative

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build

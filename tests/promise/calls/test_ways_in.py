@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, PROMPT
 from tests.helpers.zoo import FAMILIES, build
 

@@ -10,9 +10,9 @@ from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
-from hf_specdec import compat
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.compat import without_guards
+from hf_specdec.compat import compiling
+from hf_specdec.compat.compiling import without_guards
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.methods.common.drafter import Drafter
 from tests.helpers.cover import wide_but
@@ -34,7 +34,7 @@ def test_guards_are_checked_once_a_call_for_each_kind_of_forward(
 ) -> None:
     """And a model that was changed between two calls is compiled anew."""
     checked: list[Any] = []
-    monkeypatch.setattr(compat, "without_guards", lambda *_: checked.append(without_guards(*_)) or checked[-1])
+    monkeypatch.setattr(compiling, "without_guards", lambda *_: checked.append(without_guards(*_)) or checked[-1])
     options, config = {"max_new_tokens": 24, **STATIC}, on_cpu(counting(graphs))
     for activation in (torch.nn.SiLU(), torch.nn.Tanh()):
         model.model.layers[0].mlp.act_fn = activation

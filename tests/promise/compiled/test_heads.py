@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig
 
 import hf_specdec
-from hf_specdec import compat
-from hf_specdec.compat import without_guards
+from hf_specdec.compat import compiling
+from hf_specdec.compat.compiling import without_guards
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import forward_widths
 from hf_specdec.methods.registry import as_head
@@ -110,7 +110,7 @@ def test_a_head_that_cannot_be_compiled_says_why_once(
 
         return run
 
-    monkeypatch.setattr(compat, "compiled", compiler)
+    monkeypatch.setattr(compiling, "compiled", compiler)
     expected = plain(pair[0], PROMPT, max_new_tokens=12, do_sample=False)
     with caplog.at_level(logging.WARNING, logger="hf_specdec"):
         for _ in range(2):
@@ -139,7 +139,7 @@ def test_torchs_compiler_makes_as_many_graphs_as_are_counted(
 ) -> None:
     """And a later forward of a call goes without guards, the target's and the head's."""
     direct: list[Any] = []
-    monkeypatch.setattr(compat, "without_guards", lambda *_: direct.append(without_guards(*_)) or direct[-1])
+    monkeypatch.setattr(compiling, "without_guards", lambda *_: direct.append(without_guards(*_)) or direct[-1])
     target = hf_specdec.disable(CASES[name].target(zoo))
     head, numbers, config = CASES[name].head(hf_specdec.enable(target)), [], on_cpu(counting(graphs))
     for length, new in ((20, 12), (9, 16), (12, 14), (20, 12)):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec import compat
+from hf_specdec.compat import compiling
 from hf_specdec.engine import static_shapes
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
@@ -158,7 +158,7 @@ def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
 ) -> None:
     """As a CUDA graph does that cannot be recorded, in the second run of its shape."""
     monkeypatch.setattr(compiled_forward, "is_host", lambda device: False)
-    monkeypatch.setattr(compiled_forward.compat, "mark_step_begin", lambda: None)
+    monkeypatch.setattr(compiling, "mark_step_begin", lambda: None)
 
     def failing(module: torch.fx.GraphModule, inputs: Any, **_: Any) -> Any:
         runs = itertools.count(1)
@@ -200,7 +200,7 @@ def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_grap
     """Views of one block, which one copy fills; the graph makes the masks of them."""
     emulate(monkeypatch)
     monkeypatch.setattr(static_shapes, "is_host", lambda device: False)
-    monkeypatch.setattr(compat, "mark_step_begin", lambda: None)  # which imports what warns
+    monkeypatch.setattr(compiling, "mark_step_begin", lambda: None)  # which imports what warns
     run, seen = CompiledForward._run, dict[int, list[Any]]()
 
     def noted(self: CompiledForward, shape: tuple[int, ...], inputs: Any, checked: Any) -> Any:

@@ -9,7 +9,7 @@ from transformers import StaticCache
 
 import hf_specdec
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import MASK, PADDED, PROMPT, plain, results_of
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 

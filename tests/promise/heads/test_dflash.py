@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_specdec.call.generate import prepared_request
-from hf_specdec.compat import num_weights
+from hf_specdec.compat.models import num_weights
 from hf_specdec.engine.head_pairing import head_runner_of, output_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.networks import head_base

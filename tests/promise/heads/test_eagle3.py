@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from tests.helpers.distributions import compare_pairs
 from tests.helpers.heads import SHAPES, Zoo, random_head

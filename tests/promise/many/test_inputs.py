@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import METHODS, method_of, noisy_copy, plain, seq_length
 from tests.helpers.zoo import DECODER, FAMILIES, build
 

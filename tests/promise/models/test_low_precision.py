@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.cover import wide_but
 from tests.helpers.support import MASK, PADDED, PROMPT, plain
 from tests.helpers.zoo import FAMILIES, QUICK, build

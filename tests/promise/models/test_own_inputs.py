@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 import hf_specdec
-from hf_specdec.compat import has_foreign_inputs
+from hf_specdec.compat.generation import has_foreign_inputs
 from tests.helpers.support import CHAIN_DRAFTS, DRAFTS, plain
 from tests.helpers.support import PROMPT as TEXT
 from tests.helpers.zoo import FAMILIES, build

@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers import zoo, zoo_wide
 from tests.helpers.support import (
     PROMPT,

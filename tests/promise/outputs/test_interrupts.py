@@ -10,7 +10,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers.drafts import OracleDrafter
 from tests.helpers.support import PROMPT, assert_same_cache, plain, seq_length, speculative
 from tests.helpers.zoo import FAMILIES, build

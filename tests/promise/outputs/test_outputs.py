@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hf_specdec
-from hf_specdec.compat import CACHE
+from hf_specdec.compat.caches import CACHE
 from tests.helpers import zoo_wide
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
