@@ -43,6 +43,10 @@ def read_draft(
     check_tokenizers(arguments.get("tokenizer"), tokenizer)
     if are_alike(arguments["tokenizer"], tokenizer):
         return network, None
+    if not method.translates:
+        rule = f"must be unset with spec_method={method.name!r}, which scores the target's own tokens"
+        remedy = 'Use spec_method="draft_model", which translates drafts.'
+        raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, remedy)
     if config.draws_drafts:
         rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
         raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.draft_source import draft_source_of
+from hf_specdec.methods.auto.draft_source import DraftSource
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
 from hf_specdec.methods.auto.search import Search
 from hf_specdec.methods.auto.sources import Likeliest, NoiseRow, Sources
@@ -22,7 +22,6 @@ from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResu
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import Array, NodeLogits
 from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
-from hf_specdec.methods.common.translation import Translation
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
@@ -41,7 +40,6 @@ class AutoDrafter(RoundDrafter):
         config: see `AutoSpecConfig`.
         memory: what is remembered; `None` is a memory of this text alone.
         scorer: the draft model with this row's text, if there is one.
-        translation: this row's text in the draft model's vocabulary, where that is another one.
         logits_processor: the call's logits processors for the draft model, when sampling.
         is_sampled: whether tokens are drawn.
         takes_trees: whether the target verifies siblings; where not, a chain is grown.
@@ -60,13 +58,12 @@ class AutoDrafter(RoundDrafter):
         memory: SpecMemory | None = None,
         *,
         scorer: DraftScorer | None = None,
-        translation: Translation | None = None,
         logits_processor: LogitsProcessorFn | None = None,
         is_sampled: bool = False,
         takes_trees: bool = True,
     ) -> None:
         super().__init__(scorer)
-        self.draft = draft_source_of(scorer, translation, logits_processor)
+        self.draft = None if scorer is None else DraftSource(scorer, logits_processor)
         self.config, self.takes_trees, self.is_sampled = config, takes_trees, is_sampled
         self.num_top_logits = NUM_KEPT if is_sampled else NUM_LIKELIEST
         self.remembers = memory is not None
@@ -120,9 +117,8 @@ class AutoDrafter(RoundDrafter):
             if wanted is None:
                 break
             without.append(likeliest if self._worth(search, likeliest)[0] > 0.0 else None)
-            self.draft.read((yield wanted))
-            while self.draft.tell(search):
-                likeliest = search.likeliest(budget, self._floor)
+            self.draft.read(search, (yield wanted))
+            likeliest = search.likeliest(budget, self._floor)
         self._drafts = [*without, likeliest] if without else []
         return self._tree_of(likeliest)
 

@@ -39,7 +39,6 @@ def _make(config: AutoSpecConfig, context: DrafterContext) -> BaseDrafter:
         config,
         memory,
         scorer=context.scorer,
-        translation=context.translation,
         logits_processor=context.logits_processor,
         is_sampled=context.is_sampled,
         takes_trees=context.takes_trees,

@@ -124,6 +124,7 @@ class Method:
         needs_tree (`bool`): whether it is of no use where a model verifies chains only.
         needs_draft_model (`bool`): whether it needs an `assistant_model`.
         takes_draft_model (`bool`): whether it uses an `assistant_model` that is given.
+        translates (`bool`): whether that model may have a tokenizer of its own.
         needs_draft_head (`bool`): whether it needs an `assistant_model` that reads the target's hidden states.
         takes_draft_head (`bool`): whether it uses one that is given.
         head (`HeadKind | None`): draft heads that are its own.
@@ -139,6 +140,7 @@ class Method:
     needs_tree: bool = False
     needs_draft_model: bool = False
     takes_draft_model: bool = False
+    translates: bool = False
     needs_draft_head: bool = False
     takes_draft_head: bool = False
     head: HeadKind | None = None

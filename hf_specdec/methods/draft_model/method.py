@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, Method, Source
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
@@ -23,6 +24,9 @@ def drafter_of(name: str, config: DraftModelConfig, context: DrafterContext) -> 
     if context.is_sampled:
         name += ", sampled"
     if context.translation is not None:
+        if config.num_branches > 1:
+            rule, remedy = "must be 1 with an assistant_tokenizer, which chains are translated for", "Leave it out."
+            raise ConfigError("num_branches", rule, config.num_branches, remedy)
         counts = context.state.of(f"{name}, translated", AcceptanceCounts)
         return TranslatedDrafter(config, scorer, context.translation, counts=counts, token_cost=context.token_cost)
     return DraftModelDrafter(
@@ -44,5 +48,6 @@ METHOD = Method(
     make=partial(drafter_of, "draft_model"),
     needs_draft_model=True,
     takes_draft_model=True,
+    translates=True,
     sources=(Source("draft_model", "draft model", "written by the smaller model", "D", "draft_model"),),
 )

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from hf_specdec.common.observer import DraftedNode
-from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer
 from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.common.translation import Translation
@@ -19,10 +19,7 @@ from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 
 
 class TranslatedDrafter(DraftModelDrafter):
-    """A `DraftModelDrafter` whose text is the draft's, and whose trees are the target's.
-
-    A tree of several branches also offers what each shorter draft is in the target's vocabulary: the end of a draft may
-    be the beginning of a longer token.
+    """A `DraftModelDrafter` whose text is the draft's, and whose chains are the target's.
 
     Args:
         scorer: the draft, with the fixed tokens of `translation` as its text.
@@ -49,20 +46,14 @@ class TranslatedDrafter(DraftModelDrafter):
         self._root = prompt_ids[-1]
 
     def grow(self, request: DraftRequest) -> DraftRound:
-        """Run the draft's round after the text's tail, then translate its tree into the target's vocabulary."""
+        """Run the draft's round after the text's tail, then translate its chain into the target's vocabulary."""
         text = self.translation
         self._text = [*text.fixed, *text.tail]
         if len(text.tail) + self._len > self.scorer.room():
             request = dataclasses.replace(request, budget=0)
         tree = yield from super().grow(request)
         [tree] = at_common_width([tree], [self.min_probability])
-        builder = TreeBuilder(self._root)
-        paths = [tree.first_branch()]
-        if self.config.num_branches > 1:
-            paths += [[tree.tokens[place] for place in tree.path(node)[1:]] for node in range(1, len(tree))]
-        for path in paths:
-            builder.add_path(0, text.drafted(path))
-        return builder.build()
+        return DraftTree.chain(self._root, text.drafted(tree.first_branch()))
 
     def _growth(self) -> Growth:
         return Growth(self.translation.fixed[-1], self.translation.tail)
@@ -88,16 +79,13 @@ class TranslatedDrafter(DraftModelDrafter):
     def _observations(self, growth: Growth) -> list[tuple[int, float, bool]]:
         """As `observations`, by characters: of a token within which the new text ends, the rest is not known."""
         seen: list[tuple[int, float, bool]] = []
-        text = self.translation.new_text
-        accepted = [growth.root]
-        while accepted:
-            for child in accepted.pop().children.values():
-                drafted = self.translation.draft.text_after(self._text, child.path())
-                if text.startswith(drafted):
-                    accepted.append(child)
-                elif drafted.startswith(text):
-                    continue
-                seen.append((child.rank, child.confidence, text.startswith(drafted)))
+        text, children, is_accepted = self.translation.new_text, growth.root.children, True
+        while is_accepted and children:
+            [child] = children.values()
+            drafted = self.translation.draft.text_after(self._text, child.path())
+            is_accepted, children = text.startswith(drafted), child.children
+            if is_accepted or not drafted.startswith(text):
+                seen.append((child.rank, child.confidence, is_accepted))
         return seen
 
     @property
