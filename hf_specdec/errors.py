@@ -119,10 +119,11 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
         raise MissingExtraError(module.partition(".")[0].replace("_", "-"), extra, purpose) from error
 
 
-def unknown_name(field: str, value: object, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is none of `known`, with the nearest match as its remedy."""
+def unknown_name(field: str, value: object, known: Iterable[str], aliases: Iterable[str] = ()) -> ConfigError:
+    """The error for a name that is none of `known`, with the nearest match, an alias too, as its remedy."""
     names = sorted(known)
-    close = difflib.get_close_matches(value[:MOST_SHOWN].lower(), names, n=1) if isinstance(value, str) else []
+    near = [*names, *aliases] if isinstance(value, str) else []
+    close = difflib.get_close_matches(str(value)[:MOST_SHOWN].lower(), near, n=1)
     remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
     return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)
 

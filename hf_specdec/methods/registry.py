@@ -53,7 +53,8 @@ def resolve(name: str) -> Method:
     for method in METHODS.values():
         if name == method.name or name in method.aliases:
             return method
-    raise unknown_name("spec_method", name, ["none", *(n for m in METHODS.values() for n in (m.name, *m.aliases))])
+    aliases = [alias for method in METHODS.values() for alias in method.aliases]
+    raise unknown_name("spec_method", name, ["none", *METHODS], aliases)
 
 
 def config_arguments() -> dict[str, Method]:

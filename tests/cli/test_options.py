@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from hf_specdec.methods.registry import METHODS
+from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.spread import spread
 from tests.cli.conftest import Run
 
@@ -76,6 +77,11 @@ def test_options_may_be_written_with_underscores(run: Run) -> None:
     found = json.loads(run("generate", "x = 1\n", *words).stdout)
     assert (found["spec_method"], found["spec_config"]["window_size"]) == ("lookahead", 3)
     assert len(found["token_ids"]) == 2
+
+
+def test_the_names_that_are_checked_without_torch_are_those_of_the_methods() -> None:
+    aliases = [alias for method in METHODS.values() for alias in method.aliases]
+    assert {*options.METHODS} == {"none", *METHODS} and {*options.ALIASES} == {*aliases}
 
 
 def test_help_names_every_method_and_the_list_form(run: Run) -> None:

@@ -45,6 +45,8 @@ def test_it_listens_on_this_machine_alone(run: Run, served: dict[str, Any]) -> N
     assert (served["host"], served["port"], served["api_keys"]) == ("127.0.0.1", 8123, [])
     assert (served["timeout_graceful_shutdown"], served["limit_concurrency"]) == (5, 9)
     assert "--api-key" not in result.stderr
+    shown = "serving embedded at http://127.0.0.1:8123/v1; for example:\n  curl http://127.0.0.1:8123/v1/completions"
+    assert shown in result.stderr
 
 
 @pytest.mark.parametrize(("words", "is_warned"), [((), True), (("--api-key", "secret"), False)])

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hf_specdec.tools.cli import app, demo
+from hf_specdec.tools.cli import app
+from hf_specdec.tools.demo.runner import Racer
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +29,7 @@ def test_without_gradio_the_install_line_is_the_hint(monkeypatch: pytest.MonkeyP
 def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = CliRunner().invoke(app, ["demo", "--port", port, "--model", "/nowhere/at/all"])
+        done = CliRunner().invoke(app, ["demo", "--port", port, "--model", "nowhere/at-all"])
     assert done.exit_code == 1
     assert "Address already in use" in done.stderr
 
@@ -45,7 +46,7 @@ def test_the_page_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch, raises: 
             raise KeyboardInterrupt
 
     monkeypatch.setattr(page, "Page", lambda _: SimpleNamespace(close=lambda: closed.append(True), launch=launch))
-    monkeypatch.setattr(demo.Racer, "warm_up", lambda _: None)
+    monkeypatch.setattr(Racer, "warm_up", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     CliRunner().invoke(app, ["demo", "--model", "embedded", "--port", port])

@@ -33,17 +33,30 @@ def test_importing_the_package_imports_no_library() -> None:
     assert loaded.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nonsense"]], ids=" ".join)
-def test_what_needs_no_model_imports_no_library(words: list[str]) -> None:
+SHOWN, REFUSED = (
+    (["--help"], ["--version"]),
+    (
+        ["nonsense"],
+        ["generate", "--model", "./nosuch"],
+        ["serve", "--spec-method", "none_"],
+        ["demo", "--model", "smolm2"],
+        ["info", "--assistant-model", "./nosuch"],
+    ),
+)
+
+
+def test_what_is_shown_or_refused_without_a_model_imports_no_library() -> None:
     code = f"""
 import sys
 from hf_specdec.tools.cli import app
-try:
-    app({words!r}, prog_name="hf-specdec")
-except SystemExit:
-    print([name for name in {HEAVY!r} if name in sys.modules])
+for words in {(*SHOWN, *REFUSED)!r}:
+    try:
+        app(words, prog_name="hf-specdec")
+    except SystemExit as end:
+        print("ended:", words, end.code, [name for name in {HEAVY[:2]!r} if name in sys.modules])
 """
-    assert run_python(code).splitlines()[-1] == "[]"
+    lines = [line for line in run_python(code).splitlines() if line.startswith("ended:")]
+    assert lines == [f"ended: {words} {2 * (words in REFUSED)} []" for words in (*SHOWN, *REFUSED)]
 
 
 def test_version_prints_the_version() -> None:

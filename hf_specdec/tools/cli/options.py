@@ -9,8 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_specdec.errors import ConfigError
+from hf_specdec.errors import ConfigError, unknown_name
+from hf_specdec.loading.published import check_name
 
+METHODS = ("auto", "dflash", "draft_model", "eagle3", "lookahead", "mtp", "none", "plain", "prompt_lookup")
+ALIASES = ("draft_target", "eagle", "ngram")
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=1 << 62, help="With --do-sample: the same seed draws the same text.")
@@ -45,6 +48,10 @@ class LoadOptions:
     dequantize: bool = False
     plain_kernels: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            check_name("model", self.model)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModelOptions:
@@ -67,6 +74,12 @@ class MeasuredModelOptions:
     attn_implementation: str | None = None
     widen: str | None = None
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            check_name("model", self.model)
+        for name in self.assistant_model or ():
+            check_name("assistant_model", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +114,12 @@ class MethodOptions:
     assistant_model: str | None = None
     assistant_dtype: str | None = None
     spec_memory: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec_method is not None and self.spec_method not in (*METHODS, *ALIASES):
+            raise unknown_name("spec_method", self.spec_method, METHODS, ALIASES)
+        if self.assistant_model is not None:
+            check_name("assistant_model", self.assistant_model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

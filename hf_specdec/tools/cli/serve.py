@@ -1,16 +1,13 @@
 """`hf-specdec serve`: an OpenAI-compatible server."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
 
-from hf_specdec.api.many_prompts.shared_batch import SharedBatch
-from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.tools.cli.models import load
 from hf_specdec.tools.cli.options import AtLeastOne, LoadOptions, MethodOptions
-from hf_specdec.tools.cli.processes import remembering
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 
@@ -46,6 +43,16 @@ class ServerOptions:
         if self.host not in LOCAL and not self.api_key:
             note(f"note: everyone who reaches {self.host} can use the model; --api-key asks for a key", "yellow")
 
+    def first_request(self, model: str, *, is_chat: bool) -> str:
+        """What is served, where, and a command that asks it."""
+        address = f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port or 'PORT'}/v1"
+        route = "chat/completions" if is_chat else "completions"
+        messages = {"messages": [{"role": "user", "content": "What is a queue?"}]}
+        key = ' -H "Authorization: Bearer KEY"' if self.api_key else ""
+        body = json.dumps({"model": model, **(messages if is_chat else {"prompt": "def add"}), "max_tokens": 64})
+        return f"""serving {model} at {address}; for example:
+  curl {address}/{route} -H "Content-Type: application/json"{key} -d '{body}'"""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
@@ -80,17 +87,21 @@ def serve(
 
     The server listens on this machine alone unless --host says otherwise.
     """
-    for package in PACKAGES:
-        import_extra(package, "serve", "The server")
-    import uvicorn
-
-    from hf_specdec.tools.serve.app import build_app
-    from hf_specdec.tools.serve.requests import RequestReader
-
     server.check()
     if method.spec_memory is not None and batch.memory != "shared":
         remedy = "Add --memory shared: the file is of the texts of all clients."
         raise ConfigError("spec_memory", "must come with --memory shared", str(method.spec_memory), remedy)
+    for package in PACKAGES:
+        import_extra(package, "serve", "The server")
+    import uvicorn
+
+    from hf_specdec.api.many_prompts.shared_batch import SharedBatch
+    from hf_specdec.cache.prefix_cache import PrefixCache
+    from hf_specdec.tools.cli.models import load
+    from hf_specdec.tools.cli.processes import remembering
+    from hf_specdec.tools.serve.app import build_app
+    from hf_specdec.tools.serve.requests import RequestReader
+
     loaded, kwargs = load(loading, method)
     spec_method, config = kwargs["spec_method"], kwargs.get("spec_config")
     reader = RequestReader(
@@ -114,6 +125,9 @@ def serve(
             prefix_cache=PrefixCache(round(batch.prefix_cache_size * 1e9)),
             prefill_chunk_size=batch.prefill_chunk_size,
         )
+        note(f"{reader.name} tries its first tokens", "dim")
+        shared.submit(reader.trial()).result()
+        note(server.first_request(reader.name, is_chat=loaded.tokenizer.chat_template is not None))
         uvicorn.run(
             build_app(shared, reader, api_keys=server.api_key or []),
             host=server.host,

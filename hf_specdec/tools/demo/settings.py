@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.methods.common.config import check_at_least, check_positive, check_temperature
-from hf_specdec.methods.registry import resolve
 
 METHOD_LABELS = {  # of the rows of `bench` that can race
     "auto": "Auto",
@@ -73,6 +72,8 @@ class Knob:
     @property
     def default(self) -> int:
         """Value of the method's configuration; 0 where it leaves the choice to the method."""
+        from hf_specdec.methods.registry import resolve  # torch, which the command's limits do not need
+
         return getattr(resolve(self.method).config_class(), self.field) or 0
 
 

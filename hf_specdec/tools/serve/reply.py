@@ -10,6 +10,8 @@ from hf_specdec.tools.serve.answer import Answer, Delta
 from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest
 
 CHAT = ("chatcmpl", "chat.completion", "chat.completion.chunk")  # start of ids, names of the whole and of a piece
+SECONDS = ("prefill_seconds", "draft_seconds", "verify_seconds", "commit_seconds", "compile_seconds")
+OF_THE_BATCH = (*SECONDS, "num_forwards", "num_graphs", "num_replayed", "record_reason")  # counted for no row
 TEXT = ("cmpl", "text_completion", "text_completion")
 
 
@@ -61,7 +63,7 @@ class Reply:
                 "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
                 "reasoning_tokens": self.answer.reasoning_tokens,
             },
-            "spec_stats": stats.to_dict(),
+            "spec_stats": {name: count for name, count in stats.to_dict().items() if name not in OF_THE_BATCH},
         }
 
     def _choice(self, name: str, delta: Delta, finish_reason: str | None) -> dict[str, Any]:

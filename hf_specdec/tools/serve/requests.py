@@ -17,7 +17,9 @@ from hf_specdec.errors import ConfigError, counted
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.calls import CALL, END_OF_CALL, END_OF_THINK, THINK, ChatFormat
-from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest
+from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest, CompletionRequest
+
+TRIAL_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class RequestReader:
             **processors,
             **self._method(request.spec_method),
         }
+
+    def trial(self) -> dict[str, Any]:
+        """Return arguments of a short text by which the method tries the model; nothing drafts from it later."""
+        fields = {"model": self.name, "prompt": "one two one two", "max_tokens": TRIAL_TOKENS, "temperature": 0}
+        return dataclasses.replace(self, shares_texts=False).read(CompletionRequest.model_validate(fields))
 
     @property
     def end_tokens(self) -> frozenset[int]:
