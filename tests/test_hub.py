@@ -71,7 +71,7 @@ def test_a_checkpoint_with_it_generates_so_by_itself(unenabled: Any, inputs: dic
     assert output.spec_stats.method == "prompt_lookup"
     assert output.sequences.tolist() == plain(unenabled, **inputs, **OPTIONS).tolist()
     card = (folder / "README.md").read_text()
-    assert "- code\n" in card and "- custom_generate\n" in card and "# Mine" in card
+    assert card == "---\ntags:\n- code\n---\n\n# Mine\n"
 
 
 def test_exporting_again_changes_the_defaults_and_tags_once(tmp_path: Path) -> None:
@@ -94,19 +94,9 @@ def test_a_new_card_says_how_to_load_the_method(
 
 def test_a_script_of_another_author_is_kept(tmp_path: Path) -> None:
     (tmp_path / "custom_generate").mkdir()
-    (tmp_path / "custom_generate" / "generate.py").write_text("def generate(model, **kwargs): ...\n")
+    (tmp_path / "custom_generate" / "generate.py").write_bytes(b"\xff")
     with pytest.raises(hf_specdec.ConfigError, match="another author"):
         hub.export(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content", [b"---\ntags: [a\n---\n", b"---\n- a\n---\n", b"caf\xe9"], ids=["YAML", "list", "Latin-1"]
-)
-def test_a_card_that_cannot_be_read_is_named_before_anything_is_written(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "README.md").write_bytes(content)
-    with pytest.raises(hf_specdec.ConfigError, match=r"`folder` must have a README\.md that is UTF-8"):
-        hub.export(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
 def test_a_wrong_configuration_is_found_at_once(tmp_path: Path) -> None:
@@ -120,8 +110,6 @@ def test_a_wrong_configuration_is_found_at_once(tmp_path: Path) -> None:
     [
         ("folder", lambda place: hub.export(3)),  # type: ignore[arg-type]
         ("folder", lambda place: hub.export(__file__)),
-        ("repo_id", lambda place: hub.export(place, repo_id=3)),  # type: ignore[arg-type]
-        ("repo_id", lambda place: hub.export(place, repo_id="https://huggingface.co/user/name")),
         ("path", lambda place: hf_specdec.AutoDraftHead.from_pretrained(3)),  # type: ignore[arg-type]
     ],
 )
@@ -130,12 +118,3 @@ def test_a_value_of_another_kind_is_named_and_nothing_is_written(tmp_path: Path,
         call(tmp_path / "new")
     assert error.value.field == field
     assert not any(tmp_path.iterdir())
-
-
-def test_a_script_of_another_author_is_left_alone_whatever_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "custom_generate").mkdir()
-    script = tmp_path / "custom_generate" / "generate.py"
-    script.write_bytes(b"\xff")
-    with pytest.raises(hf_specdec.ConfigError, match="of another author"):
-        hub.export(tmp_path)
-    assert script.read_bytes() == b"\xff"

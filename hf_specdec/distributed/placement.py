@@ -3,7 +3,6 @@
 Knows nothing about methods. A device that is not there is an error, never a model that runs elsewhere.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,21 +86,6 @@ def with_checked_map(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if device is not None and device not in (*STRATEGIES, *NO_DEVICES):
             read_device(device, "device_map")
     return {**kwargs, "device_map": {"": "disk"}} if device_map == "disk" else dict(kwargs)
-
-
-def check_parts(device_map: Mapping[Any, Any], model: PreTrainedModel) -> None:
-    """Raise where a `device_map` of `from_pretrained` names a part that the model does not have.
-
-    Raises:
-        ConfigError: names it, and the module that it may be meant for.
-    """
-    names = [name for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())]
-    for part in device_map:
-        if not isinstance(part, str) or not any(name.startswith(part) for name in names):
-            close = difflib.get_close_matches(str(part), names, n=1)
-            top = ", ".join(repr(name) for name, _ in model.named_children())
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Its largest are {top}."
-            raise ConfigError("device_map", f"must name parts of {type(model).__name__}", part, remedy)
 
 
 def place(device_list: DeviceList | None, field: str = DEVICE_LIST) -> Placement:

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import transformers
@@ -21,7 +21,7 @@ from hf_specdec.api.enable import SpecGenerationMixin, enable
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.common.files import said_of_hub
 from hf_specdec.compat.loading import dropped_settings
-from hf_specdec.distributed.placement import check_parts, parallel_arguments, with_checked_map
+from hf_specdec.distributed.placement import parallel_arguments, with_checked_map
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name
 from hf_specdec.kernels.attention import asks_for_xformers
 from hf_specdec.kernels.quantization.bnb import prepare
@@ -31,7 +31,6 @@ from hf_specdec.kernels.quantization.precision import (
     PRECISIONS,
     dtype_after_widening,
     loading_arguments,
-    skeleton,
 )
 from hf_specdec.kernels.quantization.weights import precision_of
 from hf_specdec.kernels.xformers import check_installed
@@ -55,19 +54,6 @@ class _EnabledAutoModel:
     def __init__(self) -> None:
         raise TypeError(f"{type(self).__name__} is not instantiated; use {type(self).__name__}.from_pretrained(path).")
 
-    @overload
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        precision: str | None = None,
-        dequantize: bool = False,
-        output_loading_info: Literal[True],
-        **kwargs: Any,
-    ) -> tuple["SpecModel", dict[str, Any]]: ...
-
-    @overload
     @classmethod
     def from_pretrained(
         cls,
@@ -76,17 +62,7 @@ class _EnabledAutoModel:
         precision: str | None = None,
         dequantize: bool = False,
         **kwargs: Any,
-    ) -> "SpecModel": ...
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        precision: str | None = None,
-        dequantize: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+    ) -> "SpecModel":
         """Load a checkpoint with transformers and `enable` it.
 
         Args:
@@ -97,9 +73,9 @@ class _EnabledAutoModel:
                 need bitsandbytes. On CPUs int8 quantises embeddings and output layers too.
             dequantize (`bool`, *optional*, defaults to `False`): widen the weights of a GGUF file. On a CPU they stay
                 packed otherwise, and `precision` names the dtype of the rest, by default bf16.
-            kwargs: everything that transformers' `from_pretrained` takes, such as `device_map`, `max_memory`,
-                `attn_implementation` (`"xformers"` too) or `quantization_config`. `tp_plan="auto"` shares the model
-                between the processes of a `torchrun` launch.
+            kwargs: what transformers' `from_pretrained` takes but for `output_loading_info`, such as `device_map`,
+                `max_memory`, `attn_implementation` (`"xformers"` too) or `quantization_config`. `tp_plan="auto"` shares
+                the model between the processes of a `torchrun` launch.
 
         Raises:
             CheckpointError: the folder is missing, incomplete or damaged.
@@ -121,8 +97,6 @@ class _EnabledAutoModel:
         runs_code = bool(kwargs.get("trust_remote_code"))
         check_folder(path, cls.auto_class.__name__, runs_code=runs_code, gguf_file=gguf_file)
         _check_gguf(gguf_file, precision, dequantize)
-        _check_parts(cls.auto_class, path, kwargs)
-        wants_info = kwargs.pop("output_loading_info", False)
         with _named_errors(cls.auto_class, path, gguf_file):
             model, info = _loaded(cls.auto_class, path, precision, kwargs, gguf_file, dequantize)
         if missing := sorted(info["missing_keys"]):
@@ -138,7 +112,8 @@ class _EnabledAutoModel:
         enable(model)
         if attention is not None:
             model.set_attn_implementation(attention)
-        return (model, info) if wants_info else model
+        enabled: SpecModel = model
+        return enabled
 
 
 def _loaded(
@@ -158,6 +133,9 @@ def _check_arguments(precision: str | None, kwargs: Mapping[str, Any]) -> None:
     if precision is not None and precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
     _check_dtype(kwargs)
+    if "output_loading_info" in kwargs:
+        remedy = "Load the model with transformers for it, and enable(model)."
+        raise ConfigError("output_loading_info", "must be unset", kwargs["output_loading_info"], remedy)
     for name in added_arguments():
         if name in kwargs:
             remedy = "Pass it to generate, or set model.generation_config.spec_method for all calls."
@@ -203,18 +181,6 @@ def _named_errors(auto_class: Any, path: str | os.PathLike[str], gguf_file: str 
             raise
         check_kind(auto_class.__name__, path, error)
         raise
-
-
-def _check_parts(auto_class: Any, path: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
-    """Raise where a `device_map` names parts that the model does not have, before its weights are read."""
-    device_map = kwargs.get("device_map")
-    if not isinstance(device_map, Mapping) or device_map.keys() <= {""}:
-        return
-    try:
-        model = skeleton(auto_class, path, {"trust_remote_code": False, **kwargs})
-    except Exception:  # noqa: BLE001 - what is wrong with the checkpoint is said where it is loaded
-        return
-    check_parts(device_map, model)
 
 
 def _check_fp8(model: Any) -> None:

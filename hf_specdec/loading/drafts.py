@@ -43,8 +43,8 @@ class AutoDraftHead:
     ) -> DraftHead:
         """Read an EAGLE-3 head, a DFlash head, or MTP layers.
 
-        EAGLE-3 heads may have the format of speculators, of SafeAILab and SpecForge, or of DeepSpec; DFlash heads that
-        of their authors or of speculators.
+        EAGLE-3 heads may have the format of speculators or of SafeAILab and SpecForge; DFlash heads that of their
+        authors or of speculators.
 
         Args:
             path (`str`): a folder, or a name on the Hugging Face hub.

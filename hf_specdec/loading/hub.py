@@ -12,19 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import metadata_load, metadata_save
-from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.generate import generate_once
 from hf_specdec.common.files import check_path
-from hf_specdec.compat.loading import validate_repo_id
 from hf_specdec.compat.models import generation_model
-from hf_specdec.errors import ConfigError, first_line
+from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import resolve
 
-FOLDER = TAG = "custom_generate"
+FOLDER = "custom_generate"
 SCRIPT = '''\
 """Speculative decoding: the text of transformers' own `generate`, sooner. Written by hf_specdec.loading.hub.export."""
 
@@ -39,7 +36,13 @@ def generate(model, **kwargs):
     """As `GenerationMixin.generate`, with `spec_method`, `spec_config` and the list forms of hf_specdec."""
     return hub.generate(model, DEFAULTS, **kwargs)
 '''
-CARD = """
+CARD = """\
+---
+library_name: transformers
+tags:
+- custom_generate
+---
+
 # Speculative decoding for `generate`
 
 The text of transformers' own `generate`, sooner, with the Python package `hf_specdec`.
@@ -62,8 +65,8 @@ def export(
     """Write a `custom_generate` repository, or add one to a checkpoint folder.
 
     Args:
-        folder (`str`): made if it is not there. A README that is there keeps its text and gets the tag
-            `custom_generate`.
+        folder (`str`): made if it is not there. A README.md that is there stays as it is; the hub finds such
+            repositories by the tag `custom_generate` in it.
         spec_method (`str`, *optional*, defaults to `"auto"`): of calls that name none.
         spec_config (*optional*): its configuration, as an object, a dict or a list.
         repo_id (`str`, *optional*): `"user/name"` on the hub, which a new README names. By default the folder's name.
@@ -72,12 +75,10 @@ def export(
         The folder.
 
     Raises:
-        ConfigError: an unknown method or a wrong configuration, a `generate.py` that is somebody else's, or a README.md
-            whose metadata cannot be read. Nothing is written.
+        ConfigError: an unknown method or a wrong configuration, or a `generate.py` that is somebody else's. Nothing is
+            written.
     """
     check_path("folder", folder, "a folder")
-    if repo_id is not None:
-        _check_repo(repo_id)
     method = resolve(spec_method)
     defaults: dict[str, Any] = {"spec_method": method.name}
     if spec_config is not None:
@@ -89,34 +90,12 @@ def export(
     if script.exists() and b"hf_specdec.loading.hub.export" not in script.read_bytes():
         remedy = "Choose another folder, or move the file away."
         raise ConfigError("folder", f"must have no {FOLDER}/generate.py of another author", str(folder), remedy)
-    metadata = _metadata(card)
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPT.format(defaults=json.dumps(defaults)), "utf-8")
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
     if not card.exists():
         card.write_text(CARD.format(name=repo_id or root.resolve().name, method=method.name), "utf-8")
-    metadata_save(card, metadata)
     return root
-
-
-def _check_repo(repo_id: str) -> None:
-    """Raise unless a name can be one of the hub's."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        rule = "must be a name on the hub"
-        raise ConfigError("repo_id", rule, repo_id, 'Write "user/name", without an address before it.') from error
-
-
-def _metadata(card: Path) -> dict[str, Any]:
-    """Metadata of a README, or of a new one, with the tag by which the hub finds such repositories."""
-    try:
-        metadata = (metadata_load(card) or {}) if card.exists() else {"library_name": "transformers"}
-    except Exception as error:  # YAML's own errors, ValueErrors, and those of files
-        rule = f"must have a README.md that is UTF-8 and begins with valid YAML, if any ({first_line(error)})"
-        raise ConfigError("folder", rule, str(card.parent), "Repair the README.md, or move it away.") from error
-    tags = list(metadata.get("tags") or [])
-    return {**metadata, "tags": tags if TAG in tags else [*tags, TAG]}
 
 
 def generate(model: Any, defaults: Mapping[str, Any], /, **kwargs: Any) -> Any:

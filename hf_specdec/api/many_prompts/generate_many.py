@@ -59,8 +59,7 @@ def generate_many(
             `seed`, and a `cache_salt`: texts of one salt begin no prompt of another; a method of its own leaves the
             job's `spec_config` aside, and prompts with different draft models wait for each other.
             `many_prompts.job.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
-            ends where nothing is being decoded. Or a tokenizer's output for several sequences,
-            padded or not: a mapping that holds `input_ids`.
+            ends where nothing is being decoded.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.

@@ -1,4 +1,4 @@
-"""Prompts of `generate_many` in the forms that users have them: text, chats, token ids, a tokenizer's output."""
+"""Prompts of `generate_many` in the forms that users have them: text, chats, token ids, inputs of `generate`."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,26 +20,22 @@ from hf_specdec.errors import ConfigError, counted
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 NOT_FOR_MANY = (*NOT_FOR_ONE, *CACHE_ARGUMENTS)
 OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
-OF_ADAPTERS = {"adapter_names": "an adapter", "task_ids": "a task"}  # PEFT's: for each row of a call
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NO_NUMBER: Any = object()  # after the last of the numbers
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
 
 
 def each_prompt(prompts: Any) -> Iterable[Any]:
-    """The prompts one by one, of a tokenizer's output each sequence without its padding.
+    """The prompts one by one.
 
     Raises:
-        ConfigError: one text or one prompt's token ids instead of several prompts, or columns without `input_ids`.
+        ConfigError: one text or one prompt's token ids instead of several prompts, or columns of a table.
     """
+    if isinstance(prompts, Mapping) or (hasattr(prompts, "data") and isinstance(prompts.data, Mapping)):
+        remedy = 'Pass the texts, or the tokenizer\'s output without padding: tokenizer(texts)["input_ids"].'
+        raise ConfigError("prompts", "must be several prompts", sorted(map(str, dict(prompts))), remedy)
     if isinstance(prompts, (str, bytes)):
         raise ConfigError("prompts", "must be several prompts", prompts, "Write [prompt] for one.")
-    if isinstance(prompts, Mapping) or (hasattr(prompts, "data") and isinstance(prompts.data, Mapping)):
-        columns = dict(prompts)
-        if "input_ids" not in columns:
-            remedy = "Pass the column that holds the prompts, or the tokenizer's output."
-            raise ConfigError("prompts", "must hold input_ids where it is a dict", sorted(map(str, columns)), remedy)
-        return _sequences(columns)
     if isinstance(prompts, torch.Tensor) and prompts.ndim != 2:
         remedy = "Write [ids] for one prompt."
         raise ConfigError("prompts", "must be (prompts, length) where it is a tensor", tuple(prompts.shape), remedy)
@@ -190,23 +186,10 @@ def check_names(model: PreTrainedModel, kwargs: Mapping[str, Any], also: Iterabl
     """
     settings = accepted_arguments(model) | set(added_arguments())
     for name, value in kwargs.items():
-        if name in OF_ADAPTERS:
-            rule = f"must be unset for many prompts: PEFT sets {OF_ADAPTERS[name]} for each row of one call"
-            remedy = "Give generate batches of prompts with it, or each adapter a job after model.set_adapter(name)."
-            raise ConfigError(name, rule, value, remedy)
         if name not in settings:
             close = difflib.get_close_matches(str(name), [*settings, *also], n=1)
             remedy = f"Did you mean {close[0]!r}?" if close else "See the arguments of generate."
             raise ConfigError(str(name), "must be an argument or a setting of generate", value, remedy)
-
-
-def _sequences(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each sequence of a tokenizer's output, without what its mask leaves out."""
-    rows = [_tensor(row) for row in columns["input_ids"]]
-    masks = columns.get("attention_mask")
-    if masks is not None:
-        rows = [row[_tensor(mask).bool()] for row, mask in zip(rows, masks, strict=True)]
-    return [{"input_ids": row} for row in rows]
 
 
 def _tensor(ids: Any) -> torch.Tensor:

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 
 from hf_specdec.common.files import check_path, is_missing_folder
 from hf_specdec.compat.loading import validate_repo_id
-from hf_specdec.errors import CheckpointError, ConfigError, first_line, shown
+from hf_specdec.errors import CheckpointError, ConfigError, first_line
 
 OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"
 
@@ -68,10 +68,8 @@ def check_folder(
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{str(config)!r} must be JSON, but is not: {first_line(error)}") from error
     model_type = content.get("model_type") if isinstance(content, dict) else None
-    if isinstance(content, dict) and "auto_map" in content:
-        _check_auto_map(config, content["auto_map"], ("AutoConfig", auto_class), runs_code)
-        if "AutoConfig" in content["auto_map"]:
-            return
+    if isinstance(content, dict) and "AutoConfig" in (content.get("auto_map") or ()):
+        return
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
             f"{str(config)!r} must name a model_type that transformers {transformers.__version__} knows, "
@@ -91,25 +89,6 @@ def _check_name(text: str) -> None:
     except HFValidationError as error:
         rule = "`path` must be an existing folder or a name on the hub"
         raise CheckpointError(f"{rule}, but {text!r} is neither. Check the spelling.") from error
-
-
-def _check_auto_map(config: Path, auto_map: Any, read: Sequence[str], runs_code: bool) -> None:
-    """Say what is wrong with the classes that a checkpoint names in the entries `read` of its auto_map."""
-    remedy = "Repair it, or take auto_map out if transformers knows the model."
-    if not isinstance(auto_map, dict):
-        rule = "must have an object as auto_map, from classes of transformers to its own"
-        raise CheckpointError(f"{str(config)!r} {rule}, but it is {shown(auto_map)}. {remedy}")
-    for name in read:
-        value = auto_map.get(name, "")
-        if name in auto_map and not (isinstance(value, str) and OWN_CLASS.fullmatch(value)):
-            rule = f"must name a class of its own, as 'file.Class', in auto_map's {name}"
-            raise CheckpointError(f"{str(config)!r} {rule}, but has {shown(value)}. {remedy}")
-        file, _, own_class = value.rpartition(".")
-        if runs_code and file and "--" not in file:
-            place = config.parent / f"{file}.py"
-            if not place.is_file() or own_class not in place.read_text("utf-8", errors="replace"):
-                rule = f"must name a class that is in the folder in auto_map's {name}"
-                raise CheckpointError(f"{str(config)!r} {rule}, but {place.name} with {own_class} is not. {remedy}")
 
 
 def _check_adapter(config: Path, auto_class: str, runs_code: bool) -> None:

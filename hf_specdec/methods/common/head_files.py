@@ -24,7 +24,6 @@ from hf_specdec.methods.common.draft_head import DraftHead
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 class HeadFiles:
@@ -100,7 +99,7 @@ class HeadFiles:
             raise CheckpointError(f"{str(file)!r} {rule}: {first_line(error)}") from error
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Read all weights, from one file or from those that an index names.
+        """Read all weights.
 
         Raises:
             CheckpointError: there are none, or they are damaged.
@@ -108,14 +107,7 @@ class HeadFiles:
         for name in WEIGHTS:
             if (file := self.find(name)) is not None:
                 return read_tensors(file)
-        for name in INDICES:
-            if (file := self.find(name)) is not None:
-                places = _json_object(file).get("weight_map")
-                if not isinstance(places, dict) or not all(isinstance(part, str) for part in places.values()):
-                    raise CheckpointError(f"{str(file)!r} must hold a weight_map from weights to files, but does not.")
-                parts = [read_tensors(self.file(part)) for part in sorted(set(places.values()))]
-                return {name: weight for part in parts for name, weight in part.items()}
-        raise CheckpointError(f"{os.fspath(self.path)!r} has none of {', '.join((*WEIGHTS, *INDICES))}.")
+        raise CheckpointError(f"{os.fspath(self.path)!r} has none of {', '.join(WEIGHTS)}.")
 
     def fill(
         self,

@@ -1,7 +1,7 @@
 """Shape of an EAGLE-3 head, read from any of its published forms.
 
-They describe the same network: that of speculators, and the flat ones of SafeAILab and SpecForge
-(`architectures: ["LlamaForCausalLMEagle3"]`) and of DeepSpec (`["Qwen3Eagle3Model"]`).
+They describe the same network: that of speculators, and the flat one of SafeAILab and SpecForge
+(`architectures: ["LlamaForCausalLMEagle3"]`).
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,6 @@ class Eagle3HeadConfig(HeadShape):
     architectures: ClassVar[Mapping[str, str]] = {  # -> model type of the layers
         "LlamaForCausalLMEagle3": "llama",
         "Eagle3LlamaForCausalLM": "llama",
-        "Qwen3Eagle3Model": "qwen3",
     }
     ids_field: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
 
@@ -73,8 +72,6 @@ class Eagle3HeadConfig(HeadShape):
         layer = CONFIGS[kind](**{"num_hidden_layers": 1} | of_layers)
         fields = {**values, **(values.get("eagle_config") or {})}
         ids = fields.get(cls.ids_field)
-        if ids is None and "target_layer_ids" in values:
-            ids = [number + 1 for number in values["target_layer_ids"]]  # it counts layers from 0
         flags: dict[str, Any] = {name: bool(fields.get(name)) for name in FLAGS}
         sizes = sizes_of(values, layer, layer.vocab_size)
         return cls(**sizes, layer_ids=None if ids is None else tuple(ids), **flags)

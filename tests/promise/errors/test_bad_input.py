@@ -1,6 +1,5 @@
 """Bad input is answered with field, rule, value and remedy, before anything is computed; the model stays usable."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -169,23 +168,6 @@ def test_a_damaged_configuration(folder: Path, text: str) -> None:
         load(folder)
     with pytest.raises(hf_specdec.SpecError, match=r"config\.json|model_type|draft head|EAGLE"):
         hf_specdec.AutoDraftHead.from_pretrained(folder)
-
-
-OWN_CLASSES: dict[str, tuple[Any, bool, str]] = {
-    "a text": ("llama", False, "must have an object as auto_map.*but it is 'llama'"),
-    "a class without a file": ({"AutoConfig": "Config"}, False, "in auto_map's AutoConfig, but has 'Config'"),
-    "a missing file": ({"AutoConfig": "own.Config"}, True, "in auto_map's AutoConfig, but own.py with Config is not"),
-}
-
-
-@pytest.mark.parametrize("name", OWN_CLASSES)
-def test_a_damaged_list_of_own_classes(folder: Path, name: str) -> None:
-    auto_map, runs_code, message = OWN_CLASSES[name]
-    config = folder / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "auto_map": auto_map}))
-    (folder / "code.py").write_text("class Model: ...")
-    with pytest.raises(CheckpointError, match=rf"{folder.name}/config\.json' .*{message}.* take auto_map out"):
-        hf_specdec.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=runs_code)
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:

@@ -38,17 +38,6 @@ def alone(model: Any, ids: Any) -> list[int]:
     return plain(model, ids, attention_mask=torch.ones_like(ids), **NEW)[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("tensors", [None, "pt"])
-def test_a_tokenizers_output_is_its_sequences(target: Any, chats: Any, side: str, tensors: str | None) -> None:
-    chats.padding_side = side
-    encoded = chats(TEXTS, padding=True, return_tensors=tensors)
-    assert isinstance(encoded, BatchEncoding)
-    expected = [alone(target, chats(text).input_ids) for text in TEXTS]
-    for prompts in (encoded, dict(encoded)):
-        assert tokens(hf_specdec.generate_many(target, prompts, **NEW)) == expected
-
-
 @pytest.mark.parametrize("form", ["lists", "tensors", "batches of one"])
 def test_rows_of_a_tokenized_data_set_are_prompts(target: Any, chats: Any, form: str) -> None:
     """Each a mapping with ids and mask, as `datasets` and a tokenizer called on one text give them."""
@@ -78,6 +67,7 @@ WRONG: dict[str, Any] = {
     "a tensor of one prompt": PROMPT[0],
     "one chat": [{"role": "user", "content": "a"}],
     "columns": {"text": ["a", "b"], "label": [0, 1]},
+    "a tokenizer's output": BatchEncoding({"input_ids": [[5, 6], [7, 8]]}),
     "nothing": None,
 }
 

@@ -126,9 +126,8 @@ def test_adapters_of_a_calls_rows_decode_plainly(mixed: Any, names: list[str]) -
 @pytest.mark.parametrize("name", ["adapter_names", "task_ids"])
 def test_adapters_of_rows_are_no_setting_of_many_prompts(mixed: Any, name: str) -> None:
     """A batch's rows come and go."""
-    with pytest.raises(ConfigError, match=f"`{name}` must be unset for many prompts.* Give generate batches") as error:
+    with pytest.raises(ConfigError, match=f"`{name}` must be an argument or a setting of generate"):
         hf_specdec.generate_many(mixed, [PROMPT[0]], **CALL, **{name: ["first"]})
-    assert "set_adapter" in error.value.remedy
     (result,) = hf_specdec.generate_many(mixed, [{"input_ids": PROMPT[0], name: ["first"]}], **CALL)
     assert isinstance(result.error, ConfigError)
 
