@@ -20,7 +20,6 @@ STEP, DECODING = "engine/step.py", "engine/decode.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
 MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
-ROWS = "forward/tree_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LINEAR = "kernels/linear.py"
 OWN_FORWARD, REPLACED = "kernels/own_forward.py", "common/replaced.py"
@@ -60,8 +59,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     CACHE: ("cache", "promise/caches/test_caches.py promise/batches/test_caches.py promise/outputs/test_interrupts.py"),
     LAYER: ("cache", "promise/batches/test_caches.py promise/batches/test_stopping.py"),
     MASK: ("forward", "promise/batches/test_stopping.py"),
-    RULES: ("forward",),
-    ROWS: ("forward", "promise/batches/test_stopping.py"),
+    RULES: ("forward", "promise/batches/test_stopping.py"),
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     DECODING: ("promise/outputs/test_streamer.py promise/batches/test_processors.py",),
@@ -189,14 +187,9 @@ MUTANTS = (
         "layer.set_lengths(self.lengths or (0,) * len(layer.lengths))",
         "pass",
     ),
-    Mutant(
-        "siblings see one another in an open mask",
-        RULES,
-        "rows.seen_within(w)[:, None], self.dtype",
-        "rows.seen_within(w)[:, None] | True, self.dtype",
-    ),
-    Mutant("a window is one position too wide", ROWS, "- (window - 1)", "- window"),
-    Mutant("siblings see one another in a model's mask", MASK, "positions) & visible_columns", "positions)"),
+    Mutant("siblings see one another in an open mask", RULES, "num_columns] = new[row]", "num_columns] = True"),
+    Mutant("a window is one position too wide", RULES, "asking[row] - window", "asking[row] - window - 1"),
+    Mutant("siblings see one another in a model's mask", MASK, " & (related | ~is_new)", ""),
     Mutant(
         "siblings see one another in a padded batch", MASK, "(related | ~is_new)", "(related | (column < num_columns))"
     ),
@@ -232,13 +225,7 @@ MUTANTS = (
         "or False",
     ),
     Mutant("guards are left out in any class", FINGERPRINT, "return all(cls.forward", "return True or all(cls.forward"),
-    Mutant("guards are checked in each step", CHECKED, "if alike in self.steps:", "if False:"),
-    Mutant(
-        "a changed model has the graphs of earlier calls",
-        CHECKED,
-        "if direct is None or (direct.code, alike[1]) not in self.graphs:",
-        "if direct is None:",
-    ),
+    Mutant("guards are checked in each step", CHECKED, "if form in self._steps:", "if False:"),
     Mutant("arguments of other types are alike", CHECKED, "value.stride(), value.dtype", "value.stride()"),
     Mutant(
         "functions share their compiled code",
@@ -262,8 +249,7 @@ MUTANTS = (
     ),
     Mutant("a caller's graph folds its heads", COMPILING, "f_code.co_name == OWN_NAME", "f_code.co_name != ''"),
     Mutant("code that breaks goes without guards", COMPILING, 'any("__resume" in name', 'any("__other" in name'),
-    Mutant("each width is compiled", COMPILED, "if not num_runs and self._is_shared(shape)", "if False"),
-    Mutant("widths stay together at any price", COMPILED, "self._missed[function] > MOST_MISSED", "False"),
+    Mutant("each width is compiled", COMPILED, "if not num_runs and shape[1] > 1 and self._takes_widths", "if False"),
     Mutant("buffers stay views of a block", STATIC, "untyped_storage().nbytes() == buffer.nbytes", "numel() > 0"),
     Mutant(
         "graphs outlive their forwards", COMPILING, "torch._C._dynamo.eval_frame.reset_code, copy.__code__", "id, copy"

@@ -5,8 +5,7 @@ their places into tensors before the forward, which writes there and attends to 
 is not text. No Python number that a forward reads changes between steps. Knows nothing about trees, models or tokens.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import StaticCache, StaticLayer, StaticSlidingWindowLayer
 from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
-from hf_specdec.common.transfer import Array, Sender, is_host, upload
+from hf_specdec.common.transfer import upload
 from hf_specdec.compat.caches import VALUES_KEEP_DTYPE, DummyLayer
 from hf_specdec.compat.devices import mark_dynamic, mark_static_address
 
@@ -62,35 +61,22 @@ class StaticWriteIndex:
         """Returns whether one of them was made in inference mode."""
         return any(columns.is_inference() for columns in self._columns.values())
 
-    def knows(self, width: int) -> bool:
-        """Returns whether positions of this width were set."""
-        return width in self._columns
-
-    def forget(self, width: int) -> None:
-        """Let those of a width come in another tensor: no forward has read them from the last one."""
-        self._columns.pop(width, None)
-
     @property
     def length(self) -> torch.Tensor:
         """A scalar, tokens of the longest row."""
         return self.columns[:, 0].max()
 
     def set(self, columns: torch.Tensor) -> None:
-        """Take the next positions, `columns` being `(batch, width)`: itself, where it is on this device.
-
-        There later positions of this width have to come in the same tensor; others are copied.
-        """
+        """Take the next positions, `columns` being `(batch, width)` on the host."""
         width, device = columns.shape[1], self.rows.device
-        kept = self._columns.get(width)
-        if kept is None:
-            kept = columns if columns.device == device and not is_host(device) else columns.to(device, copy=True)
-            self._columns[width] = kept
-            mark_static_address(kept)
+        if width in self._columns:
+            upload(columns, device, self._columns[width])
+        else:
+            self._columns[width] = columns.to(device, copy=True)
+            mark_static_address(self._columns[width])
             if width > 1:
-                mark_dynamic(kept, 1)
-        elif kept is not columns:
-            upload(columns, device, kept)
-        self.columns = kept
+                mark_dynamic(self._columns[width], 1)
+        self.columns = self._columns[width]
 
 
 class StaticSpecLayer(SpecLayer):
@@ -189,7 +175,6 @@ class StaticSpecCache(SpecCache):
         super().__init__(layers, reserve=reserve)
         self._indices: dict[torch.device, StaticWriteIndex] = {}
         self._kept_blocks: list[tuple[torch.Tensor, int]] = []
-        self._sender: Sender | None = None
         self._room = self._capacity = 0  # columns that all layers have and most, where each writes as its index says
 
     @property
@@ -251,27 +236,14 @@ class StaticSpecCache(SpecCache):
         is_written = any(layer.keys.is_inference() for layer in self._written)
         return is_written or any(index.is_inference for index in self._indices.values())
 
-    def sender(self, device: torch.device) -> Sender:
-        """Sends what forwards over this cache take, to where their CUDA graphs read it."""
-        if self._sender is None or self._sender.device != device:
-            self._sender = Sender(device)
-        return self._sender
-
-    def next_columns(self, width: int, *, written: int = 0) -> Array:
-        """`(batch, width)`: places of the columns after each row's text and `written` columns more."""
-        columns: Array = np.array(self.lengths)[:, None] + np.arange(written, written + width)
-        return columns
-
-    def place(self, width: int, *, written: int = 0, columns: torch.Tensor | None = None) -> None:
+    def place(self, width: int, *, written: int = 0) -> None:
         """Set where the next forward writes its `width` columns: after each row's text and `written` columns more.
 
         Shapes follow from `width` alone unless the buffers are too small.
-
-        Args:
-            columns: `next_columns`, where they are on a device already.
         """
-        if columns is None:
-            columns = torch.from_numpy(self.next_columns(width, written=written))
+        columns = torch.from_numpy(
+            np.array(self.lengths)[:, None] + np.arange(written, written + width)
+        )  # (batch, width)
         first = max(self.lengths) + written
         index = getattr(self._written[0], "static_index", None)  # of another cache where this one is a part of that
         if first + width > self._room or index not in self._indices.values():
@@ -284,20 +256,6 @@ class StaticSpecCache(SpecCache):
             self._room, self._capacity, self._kept_blocks = min(capacities), max(capacities), super()._blocks()
         for index in self._indices.values():
             index.set(columns)
-
-    @contextlib.contextmanager
-    def placed(self, width: int) -> Iterator[None]:
-        """A block in which places of `width` columns are set, for who asks about a forward that is not computed."""
-        before = [index for index in self._indices.values() if index.knows(width)]
-        self.place(width)
-        yield
-        for index in self._indices.values():
-            if index not in before:
-                index.forget(width)
-
-    def columns_on(self, device: torch.device) -> torch.Tensor:
-        """`(batch, width)`: where the next forward writes, as the layers on `device` read it; after `place`."""
-        return self._indices[device].columns
 
     def _blocks(self) -> list[tuple[torch.Tensor, int]]:
         return self._kept_blocks if self._room else super()._blocks()

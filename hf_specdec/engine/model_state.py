@@ -79,9 +79,7 @@ class ModelState:
             kind: of `CompiledForward`.
         """
         attention = attention_implementation(model.config) if isinstance(model, PreTrainedModel) else None
-        key = repr(
-            (attention, str(model.dtype), sorted(settings.items(), key=str), kind.make.__name__, kind.makes_masks)
-        )
+        key = repr((attention, str(model.dtype), sorted(settings.items(), key=str), kind.make.__name__))
         with self.lock:
             if key not in self.compiled:
                 self.compiled[key] = CompiledForward(model, settings, kind)

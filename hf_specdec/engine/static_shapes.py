@@ -21,7 +21,6 @@ from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.compiled_forward import (
-    DRAFT_STEP,
     MODEL_STEP,
     CompiledForward,
     CompiledShapes,
@@ -153,7 +152,7 @@ def draft_shapes(call: Call, draft: PreTrainedModel, *, tier: str, num_columns: 
     if (reason := reason_against_compiling(draft) or reason_against_buffers(draft, tier, cache)) is not None:
         state_of(draft).warn_once(f"{type(draft).__name__} is not compiled: {reason}")
         return None
-    compiled = state_of(draft).compiled_forward(draft, settings, DRAFT_STEP)
+    compiled = state_of(draft).compiled_forward(draft, settings)
     if compiled.reason is not None:
         return None
     return DraftShapes(cache, FixedShapes(widths, capacity, flat_tokens, _is_undisturbed(call, draft)), compiled)

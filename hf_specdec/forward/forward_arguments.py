@@ -13,10 +13,6 @@ SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask f
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
-class KeptArguments(dict[str, Any]):
-    """Arguments that are the same in every forward of a width, but for the values of their tensors."""
-
-
 def with_token_types(kwargs: Mapping[str, Any], width: int) -> dict[str, Any]:
     """The arguments with the last token's type for each of `width` tokens."""
     types = {name: kwargs[name] for name in TOKEN_TYPES if kwargs.get(name) is not None}

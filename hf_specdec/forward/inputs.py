@@ -30,11 +30,10 @@ from hf_specdec.forward.forward_arguments import (
     with_token_types,
     without_prompts,
 )
-from hf_specdec.forward.graph_inputs import GraphInputs
+from hf_specdec.forward.mask_rules import TreeRows
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.forward.tree_mask import TreeMasks
-from hf_specdec.forward.tree_rows import TreeRows
 
 Array = npt.NDArray[Any]
 RUNWAY = 512  # mask columns prepared at once
@@ -49,7 +48,6 @@ class StepInputs:
         num_cached (`int`): how many tokens of each text are in the cache.
         reuses_tensors: whether the next arguments may be written over the last ones, which no one keeps.
         always_masks: whether chains of rows of one length get masks of ours too, which a recorded forward needs.
-        makes_masks: whether the forward makes masks of what `TREE` has, as `graph_masks` says.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class StepInputs:
         num_cached: int,
         *,
         reuses_tensors: bool = False,
-        makes_masks: bool = False,
         always_masks: bool = False,
     ) -> None:
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
@@ -96,13 +93,11 @@ class StepInputs:
         is_placed = self.base is not None and not self.asks_model
         keeps_columns = isinstance(self.attention_cache, SpecCache)
         self._always_masks = always_masks and keeps_columns and self.attends and self.masks.supported and is_placed
-        self._makes_masks = makes_masks and self.is_fixed and self.attends and is_placed
         self._keeps_positions = positions is None and counts_image_positions(model)
         self._first_positions: Array | None = None  # `base` on the host
         self._mask: torch.Tensor | None = None
-        self._padding: torch.Tensor | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
+        self._padding: Array | None = None  # `(batch, P)` bool: which of the prompt's columns are seen
         self._knows_padding = False
-        self._graph_inputs: GraphInputs | None = None
 
     def of(
         self,
@@ -119,11 +114,6 @@ class StepInputs:
         """
         first, total = layouts[0].first_new, len(layouts[0])
         ahead = [count - self.start for count in num_cached]
-        if self._makes_masks and not first:
-            tree = self._rows_of(layouts)
-            graph_inputs = self._graph_inputs or self._new_graph_inputs(tree, self._mask_of(max(ahead) + total))
-            if graph_inputs is not None:
-                return graph_inputs.of(layouts, self._positions_of(layouts, num_cached, False), tree)
         if isinstance(self.cache, StaticSpecCache):
             self.cache.place(total - first, written=first)
         is_even = packed is None and not self.is_fixed and min(num_cached) == max(num_cached)
@@ -137,14 +127,15 @@ class StepInputs:
         if self.template.get(self.positions_key) is not None:
             keys.append(self.positions_key)
             arrays.append(self._positions_of(layouts, num_cached, in_sequence))
-        of_mask, dtypes = ([], []) if rows is None else self.masks.arrays(rows)
+        padding = None if rows is None else self._prompt_padding()
+        of_mask, dtypes = ([], []) if rows is None else self.masks.arrays(rows, self.attention_cache, padding)
         tensors = self._send(arrays + of_mask, dtypes=[None] * len(arrays) + dtypes)
         inputs.update(zip(keys, tensors, strict=False))
         mask = self._mask_of(max(ahead) + total)
         if mask is not None:
             inputs[self.mask_key] = mask
         if rows is not None:
-            padding, sent = self._prompt_padding(), tensors[len(keys) :]
+            sent = tensors[len(keys) :]
             inputs[self.mask_key] = self.masks.build(rows, self.attention_cache, mask, padding=padding, sent=sent)
             if self.base is None:
                 inputs[self.positions_key] = self._tree_positions(rows)
@@ -163,21 +154,7 @@ class StepInputs:
     def _rows_of(self, layouts: Sequence[TreeLayout]) -> TreeRows:
         starts = self.attention_cache.lengths or [0] * len(layouts)
         depths, visible = [row.depths for row in layouts], [row.visible() for row in layouts]
-        return TreeRows(starts, depths, visible, self.device, fixed=self.is_fixed)
-
-    def _new_graph_inputs(self, rows: TreeRows, mask: torch.Tensor | None) -> GraphInputs | None:
-        """Makes the arguments of forwards that make their masks; `None`, now and later, where only the model can."""
-        assert isinstance(self.cache, StaticSpecCache)
-        names, padding = (self.ids_key, self.positions_key, self.mask_key), self._prompt_padding()
-        if self.masks.is_asked:
-            with self.cache.placed(rows.shape[1]):
-                self.masks.build(rows, self.cache, mask, padding=padding)
-        if (rules := self.masks.rules) is None:
-            self._makes_masks = False
-            return None
-        reuses = self._reuses_tensors
-        self._graph_inputs = GraphInputs(self.cache, self.template, names, rules, padding, reuses_tensors=reuses)
-        return self._graph_inputs
+        return TreeRows(starts, depths, visible, self.device)
 
     def _tree_positions(self, rows: TreeRows) -> torch.Tensor:
         """`(batch, Q)`: the columns' positions, for a forward that the model's preparation hands none."""
@@ -195,7 +172,7 @@ class StepInputs:
         self.texts = [self.texts[row] for row in rows]
         if self.base is not None:
             self.base = rows_of_value(self.base, torch.tensor(rows, device=HOST), batch, -2)
-        self._first_positions = self._mask = self._graph_inputs = None
+        self._first_positions = self._mask = None
         self._knows_padding = False
 
     def admit(self, other: "StepInputs", row: int | None) -> None:
@@ -211,7 +188,7 @@ class StepInputs:
         if self.base is not None:
             assert other.base is not None
             self.base = torch.cat([self.base[..., :at, :], other.base, self.base[..., at + 1 :, :]], dim=-2)
-        self._first_positions = self._graph_inputs = None
+        self._first_positions = None
 
     def forget_mask(self) -> None:
         """Go on without the 2-D mask of the prompt, which masks nothing."""
@@ -234,11 +211,11 @@ class StepInputs:
         positions: Array = self._first_positions + np.array(steps)  # (..., batch, Q)
         return positions
 
-    def _prompt_padding(self) -> torch.Tensor | None:
+    def _prompt_padding(self) -> Array | None:
         """`(batch, P)` bool: which of the prompt's columns are seen; `None` where none is padding."""
         if not self._knows_padding:
             mask: torch.Tensor | None = self.template.get(self.mask_key)
-            self._padding = None if mask is None or bool(mask.all()) else mask.bool()
+            self._padding = None if mask is None or bool(mask.all()) else mask.bool().cpu().numpy()
             self._knows_padding = True
         return self._padding
 

@@ -1,23 +1,79 @@
-"""Masks by a rule: every query sees all of the text, or a window of it, so the model need not be asked at each step.
+"""The columns of one forward, and their masks by a rule: each sees all of the text, or a window of it.
 
 A rule is found by asking the model's own mask function about positions, and holds for this call once a mask that the
-model has made equals the rule's. Each mask takes a few operations, whatever the model would spend on it.
+model has made equals the rule's. By a rule masks are made on the host, without the model.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from hf_specdec.common.transfer import Array, HostArrays, additive_bits, to_device
-from hf_specdec.forward.tree_rows import TreeRows
+from hf_specdec.common.transfer import Array, HostArrays, additive_bits
 
 Kind = str | None  # of layer; `None` where all layers have one mask
 Masks = dict[Kind, torch.Tensor]
-MIN_RUNWAY = 512
 FIRST = 16  # positions that are all tried
+
+
+class TreeRows:
+    """The columns written since the last commit, C in each row, of which the forward computes the last Q.
+
+    Args:
+        starts: each row's length in the cache before its first column.
+        depths: each row's C distances from there: position id - start.
+        visible: for each row `(Q, C)` bool: which columns each of the last Q sees.
+
+    Attributes:
+        shape (`tuple[int, int, int]`): batch, Q and C.
+        host_starts, host_depths, host_visible (`ndarray`): `(batch,)`, `(batch, C)` and `(batch, Q, C)` bool.
+    """
+
+    def __init__(
+        self, starts: Sequence[int], depths: Sequence[Sequence[int]], visible: Sequence[Array], device: torch.device
+    ) -> None:
+        self.device = device
+        self.host_starts, self.host_depths = np.array(starts), np.array(depths)
+        self.host_visible = visible[0][None] if len(visible) == 1 else np.stack(visible)
+        batch, num_queries, num_columns = self.host_visible.shape
+        self.shape = (batch, num_queries, num_columns)
+
+    @functools.cached_property
+    def visible(self) -> torch.Tensor:
+        """`(batch, Q, C)` bool."""
+        return torch.from_numpy(self.host_visible).to(self.device)
+
+    @functools.cached_property
+    def starts(self) -> torch.Tensor:
+        """`(batch,)`."""
+        return torch.from_numpy(self.host_starts).to(self.device)
+
+    @functools.cached_property
+    def depths(self) -> torch.Tensor:
+        """`(batch, C)`."""
+        return torch.from_numpy(self.host_depths).to(self.device)
+
+    def seen(self, window: int | None, num_keys: int, padding: Array | None) -> Array:
+        """`(batch, 1, Q, num_keys)` bool: what each of the last Q columns sees of the buffers.
+
+        Args:
+            window: how many positions back a column sees, its own counted; `None` for all.
+            padding: `(batch, P)` bool: which of the first keys are seen; `None` where all are.
+        """
+        batch, num_queries, num_columns = self.shape
+        seen = np.zeros((batch, 1, num_queries, num_keys), dtype=np.bool_)
+        asking, new = self.host_depths[:, -num_queries:, None], self.host_visible  # (batch, Q, 1), (batch, Q, C)
+        if window is not None:
+            new = new & (self.host_depths[:, None] > asking - window)
+        for row, start in enumerate(self.host_starts):
+            text = seen[row, 0, :, :start]
+            text[...] = True if window is None else np.arange(start) > start + asking[row] - window
+            if padding is not None:
+                shown = padding[row, :start]
+                text[:, : len(shown)] &= shown
+            seen[row, 0, :, start : start + num_columns] = new[row]
+        return seen
 
 
 def window_of(mask_function: Callable[..., torch.Tensor], window: int | None, device: torch.device) -> int | None:
@@ -38,25 +94,8 @@ def window_of(mask_function: Callable[..., torch.Tensor], window: int | None, de
     return window
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Column positions of one forward, on its device.
-
-    Attributes:
-        starts: `(batch, 1, 1, 1)`.
-        places: `(batch, 1, 1, C)`: each column's place in the buffers.
-        blocks: for each kind `(batch, 1, Q, C)`: what is seen of the columns, as a mask.
-        firsts: for each window `(batch, 1, Q, 1)`: the first position that is seen.
-    """
-
-    starts: torch.Tensor
-    places: torch.Tensor
-    blocks: dict[Kind, torch.Tensor]
-    firsts: dict[int, torch.Tensor]
-
-
-class RuleMasks:
-    """Builds the masks of one call. Not shared between threads.
+class MaskRules:
+    """The masks of one call's forwards by rules.
 
     Args:
         windows: for each kind of layer how many positions back a query sees, its own counted; `None` for all.
@@ -66,112 +105,16 @@ class RuleMasks:
 
     def __init__(self, windows: Mapping[Kind, int | None], dtype: torch.dtype, lowest: float) -> None:
         self.windows, self.dtype, self.lowest = dict(windows), dtype, lowest
-        self._distinct_windows = sorted({window for window in windows.values() if window is not None})
-        self._numbers: torch.Tensor | None = None  # 0, 1, 2, ... for at least as many keys as the last mask had
-        self._ends: tuple[torch.Tensor, torch.Tensor] | None = None  # what shows and what hides a key
+        self._distinct = list(dict.fromkeys(self.windows.values()))
 
-    def arrays(self, rows: TreeRows) -> HostArrays:
-        """All that a forward's masks are made of, to be brought to the rows' device."""
-        windows, places = self._distinct_windows, rows.host_starts[:, None] + np.arange(rows.shape[2])
-        arrays = [rows.host_starts[:, None, None, None], places[:, None, None]]
-        arrays += [rows.first_within(window)[:, None, :, None] for window in windows]
-        arrays += [additive_bits(rows.seen_within(w)[:, None], self.dtype, self.lowest) for w in self.windows.values()]
-        return arrays, [None] * (2 + len(windows)) + [self.dtype] * len(self.windows)
+    def arrays(self, rows: TreeRows, num_keys: int, padding: Array | None) -> HostArrays:
+        """`(batch, 1, Q, num_keys)` for each window, to be brought to the rows' device."""
+        seen = [rows.seen(window, num_keys, padding) for window in self._distinct]
+        return [additive_bits(mask, self.dtype, self.lowest) for mask in seen], [self.dtype] * len(seen)
 
-    def build(
-        self, rows: TreeRows, num_keys: int, padding: torch.Tensor | None, sent: Sequence[torch.Tensor] = ()
-    ) -> Masks:
-        """For each kind `(batch, 1, Q, num_keys)`.
-
-        Args:
-            padding: `(batch, P)` bool: which of the first keys are seen; `None` where all are.
-            sent: `arrays` on the rows' device, where they are there.
-        """
-        if not sent:
-            arrays, dtypes = self.arrays(rows)
-            sent = to_device(arrays, rows.device, dtypes)
-        columns = self._columns_of(sent)
-        if rows.same_start and padding is None:
-            return {kind: self._at_the_end(rows, kind, columns) for kind in self.windows}
-        text = self._keys(num_keys, rows.device) < columns.starts  # (batch, 1, 1, K)
-        if padding is not None:
-            text[..., : padding.shape[1]].logical_and_(padding[:, None, None])
-        return {kind: self._anywhere(rows, kind, columns, text) for kind in self.windows}
-
-    def tree_arrays(self, rows: TreeRows) -> list[Array]:
-        """All that `tree` is made of but the columns, to be brought to the rows' device."""
-        blocks = [rows.seen_within(window)[:, None] for window in dict.fromkeys(self.windows.values())]
-        return blocks + [rows.first_within(window)[:, None, :, None] for window in self._distinct_windows]
-
-    def tree(
-        self, sent: Sequence[torch.Tensor], columns: torch.Tensor, padding: torch.Tensor, num_keys: int
-    ) -> dict[str, Any]:
-        """Parts that `graph_masks.with_masks` makes the masks of, but for the argument's name.
-
-        Args:
-            sent: `tree_arrays` on a device.
-            columns: `(batch, Q)`: the new columns' places in the buffers.
-            padding: `(batch, num_keys)` bool.
-        """
-        windows = list(dict.fromkeys(self.windows.values()))
-        firsts: dict[int | None, int] = {window: place for place, window in enumerate(self._distinct_windows)}
-        kinds = [(kind, windows.index(window), firsts.get(window)) for kind, window in self.windows.items()]
-        return {
-            "kinds": tuple(kinds),
-            "blocks": tuple(sent[: len(windows)]),
-            "firsts": tuple(sent[len(windows) :]),
-            "columns": columns,
-            "keys": self._keys(num_keys, columns.device),
-            "ends": self._ends_on(columns.device),
-            "padding": padding,
-        }
-
-    def _columns_of(self, sent: Sequence[torch.Tensor]) -> _Columns:
-        starts, places, *others = sent
-        count = len(self._distinct_windows)
-        firsts = dict(zip(self._distinct_windows, others[:count], strict=True))
-        blocks = dict(zip(self.windows, others[count:], strict=True))
-        return _Columns(starts, places, blocks, firsts)
-
-    def _at_the_end(self, rows: TreeRows, kind: Kind, columns: _Columns) -> torch.Tensor:
-        """Mask where the columns are the buffers' last ones, in all rows alike."""
-        batch, num_queries, num_columns = rows.shape
-        window, text = self.windows[kind], rows.length - num_columns
-        if window is None or rows.first_within(window).max() <= 0:
-            shown, _ = self._ends_on(rows.device)
-            before = shown.expand(batch, 1, num_queries, text)
-        else:
-            seen = self._keys(text, rows.device) >= columns.firsts[window]
-            before = seen if self.dtype == torch.bool else torch.where(seen, *self._ends_on(rows.device))
-        return torch.cat([before, columns.blocks[kind]], dim=-1)
-
-    def _anywhere(self, rows: TreeRows, kind: Kind, columns: _Columns, text: torch.Tensor) -> torch.Tensor:
-        """Mask where each row's columns follow its own text."""
-        window = self.windows[kind]
-        if window is not None:
-            text = (self._keys(text.shape[-1], rows.device) >= columns.firsts[window]).logical_and_(text)
-        mask = self._filled(text.expand(-1, -1, rows.shape[1], -1))
-        mask.scatter_(3, columns.places.expand(-1, -1, rows.shape[1], -1), columns.blocks[kind])
-        return mask
-
-    def _filled(self, seen: torch.Tensor) -> torch.Tensor:
-        """A new mask that shows these keys, `(batch, 1, Q, K)` bool."""
-        if self.dtype == torch.bool:
-            return seen.clone(memory_format=torch.contiguous_format)
-        return torch.where(seen, *self._ends_on(seen.device))
-
-    def _keys(self, count: int, device: torch.device) -> torch.Tensor:
-        """`(count,)`: 0, 1, 2, ..."""
-        if self._numbers is None or len(self._numbers) < count:
-            self._numbers = torch.arange(count + MIN_RUNWAY, device=device)
-        return self._numbers[:count]
-
-    def _ends_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._ends is None:
-            ends = (True, False) if self.dtype == torch.bool else (0.0, self.lowest)
-            shows, hides = (torch.tensor(end, dtype=self.dtype, device=device) for end in ends)
-            self._ends = (shows, hides)
-        return self._ends
+    def masks(self, sent: Sequence[torch.Tensor]) -> Masks:
+        """The mask of each kind, out of `arrays` on a device."""
+        return {kind: sent[self._distinct.index(window)] for kind, window in self.windows.items()}
 
 
 def same_masks(masks: Masks, expected: Masks) -> bool:

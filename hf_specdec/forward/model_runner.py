@@ -94,7 +94,7 @@ class ModelRunner:
         self.cache = rollback_cache(
             original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out, records=records
         )
-        self._widths, self.compiled = ForwardWidths(fixed, compiled), compiled
+        self._widths, self.compiled = ForwardWidths(fixed), compiled
         self._checked = checked_steps(fixed)
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
@@ -203,7 +203,7 @@ class ModelRunner:
     def _compute(self, trees: Sequence[DraftTree | None]) -> None:
         """The forward itself, in the columns that are there."""
         layouts, counts, spec = self.rows.layouts, self.rows.write(trees), self.cache.spec
-        widest = self._widths.of(max(counts), self._shape_of)
+        widest = self._widths.of(max(counts), len(counts))
         self._packed = None
         if min(counts) < widest and self.takes_packed_rows and spec is not None:
             self._packed = PackedRows(counts, [length + layouts[0].first_new for length in spec.lengths])
@@ -280,7 +280,6 @@ class ModelRunner:
                 self.texts,
                 self.rows.num_cached[0],
                 reuses_tensors=self._checked is not None,
-                makes_masks=self.compiled is not None and self.compiled.makes_masks,
                 always_masks=self.forwards.needs_masks and self.tier == "tree",
             )
         return self._inputs

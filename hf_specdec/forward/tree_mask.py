@@ -14,7 +14,7 @@ import torch
 from transformers import CacheLayerMixin, PreTrainedModel
 
 from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.common.transfer import HostArrays
+from hf_specdec.common.transfer import Array, HostArrays, to_device
 from hf_specdec.compat.attention import (
     attention_implementation,
     drop_empty_layer_types,
@@ -26,8 +26,7 @@ from hf_specdec.compat.attention import (
     takes_tensor_masks,
 )
 from hf_specdec.compat.models import private_config
-from hf_specdec.forward.mask_rules import RuleMasks, same_masks, window_of
-from hf_specdec.forward.tree_rows import TreeRows
+from hf_specdec.forward.mask_rules import MaskRules, TreeRows, same_masks, window_of
 from hf_specdec.kernels.masks import additive
 
 MaskFunction = Callable[..., torch.Tensor]
@@ -40,7 +39,7 @@ class TreeMasks:
 
     Attributes:
         is_asked (`bool`): whether the model makes the next mask.
-        rules (`RuleMasks | None`): by which all masks are made, once the model has made one; `None` where only it can.
+        rules (`MaskRules | None`): by which all masks are made, once the model has made one; `None` where only it can.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -48,12 +47,18 @@ class TreeMasks:
         self.implementation = attention_implementation(model.config)
         self.supported = takes_tensor_masks(self.implementation)
         self._config: Any = None
-        self.rules: RuleMasks | None = None
+        self.rules: MaskRules | None = None
         self.is_asked = True
 
-    def arrays(self, rows: TreeRows) -> HostArrays:
-        """Arrays that `build` takes as `sent`, to be copied to the rows' device; none if the model makes the mask."""
-        return ([], []) if self.rules is None else self.rules.arrays(rows)
+    def arrays(self, rows: TreeRows, cache: SpecCache, padding: Array | None) -> HostArrays:
+        """Arrays that `build` takes as `sent`, to be copied to the rows' device; none if the model makes the mask.
+
+        Args:
+            padding: `(batch, P)` bool: which of the first columns are seen, where some are padding.
+        """
+        if self.rules is None:
+            return [], []
+        return self.rules.arrays(rows, cache.get_mask_sizes(rows.shape[1], 0)[0], padding)
 
     def build(
         self,
@@ -61,7 +66,7 @@ class TreeMasks:
         cache: SpecCache,
         attention_mask: torch.Tensor | None,
         *,
-        padding: torch.Tensor | None = None,
+        padding: Array | None = None,
         sent: Sequence[torch.Tensor] = (),
     ) -> Any:
         """The 4-D mask (or dict of masks) for a forward of the last Q columns of `rows`.
@@ -69,12 +74,12 @@ class TreeMasks:
         Args:
             cache: the cache before the forward; it holds the rows' first C - Q columns after their text.
             attention_mask: `(batch, longest + C)` with zeros at padding, or `None`.
-            padding: `(batch, P)` bool: which of the first columns are seen, where some are padding.
-            sent: `arrays` on the rows' device, where they are there.
+            padding: as of `arrays`.
+            sent: `arrays` on the rows' device.
         """
         batch, num_queries, _ = rows.shape
         if self.rules is not None:
-            masks = self.rules.build(rows, cache.get_mask_sizes(num_queries, 0)[0], padding, sent)
+            masks = self.rules.masks(sent)
             return masks.get(None, masks)
         seen: _Seen = []
         config = self._private_config()
@@ -94,8 +99,8 @@ class TreeMasks:
         return _added(mask, *self._form(cache))
 
     def _rules_of(
-        self, mask: Any, seen: _Seen, rows: TreeRows, cache: SpecCache, padding: torch.Tensor | None
-    ) -> RuleMasks | None:
+        self, mask: Any, seen: _Seen, rows: TreeRows, cache: SpecCache, padding: Array | None
+    ) -> MaskRules | None:
         """Rules that make the same masks, now and later; `None` where only the model can."""
         masks = mask if isinstance(mask, dict) else {None: mask}
         # Other layers share keys, or have none.
@@ -108,8 +113,9 @@ class TreeMasks:
         except (ValueError, LookupError, RuntimeError):  # what the mask function says of positions is no rule of ours
             return None
         dtype, lowest = self._form(cache)
-        rules = RuleMasks(windows, dtype, lowest)
-        expected = rules.build(rows, next(iter(sizes))[0], padding)
+        rules = MaskRules(windows, dtype, lowest)
+        arrays, dtypes = rules.arrays(rows, next(iter(sizes))[0], padding)
+        expected = rules.masks(to_device(arrays, rows.device, dtypes))
         return rules if same_masks(_added(masks, dtype, lowest), expected) else None
 
     def _form(self, cache: SpecCache) -> tuple[torch.dtype, float]:
@@ -169,33 +175,16 @@ def tree_mask(
     build = mask_function_of(implementation)
     assert build is not None
     rows: TreeRows = config.hf_specdec_rows
-    view = _split_view if rows.same_start and not use_vmap else _general_view
     kwargs["allow_is_causal_skip"] = False
-    mask = build(
-        mask_function=view(rows, mask_function, q_offset), q_offset=q_offset, use_vmap=use_vmap, config=config, **kwargs
-    )
+    view = _view(rows, mask_function, q_offset)
+    mask = build(mask_function=view, q_offset=q_offset, use_vmap=use_vmap, config=config, **kwargs)
     if not use_vmap:
         config.hf_specdec_seen.append((mask, mask_function, kwargs.get("local_size")))
     return mask
 
 
-def _split_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
-    """For rows of one length and broadcast indices: text and new columns apart, so that only C need the relation."""
-    positions = (rows.starts[:, None] + rows.depths).view(len(rows.depths), 1, 1, -1)
-    num_queries, num_columns = rows.visible.shape[1:]
-    asking = positions[..., -num_queries:].transpose(2, 3)
-    visible_columns = rows.visible.unsqueeze(1)
-
-    def visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        text = mask_function(batch, head, asking, key[..., :-num_columns])
-        new = mask_function(batch, head, asking, positions) & visible_columns
-        return torch.cat([text.expand(*new.shape[:3], -1), new], dim=-1)
-
-    return visible
-
-
-def _general_view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
-    """For rows of different lengths, and for index-by-index evaluation: every column is looked up."""
+def _view(rows: TreeRows, mask_function: MaskFunction, q_offset: int) -> MaskFunction:
+    """The mask function of columns, each looked up in its row."""
     num_queries, num_columns = rows.visible.shape[1:]
     starts = rows.starts
 

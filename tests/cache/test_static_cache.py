@@ -167,17 +167,3 @@ def test_forwards_of_any_width_follow_once_places_are_given_up() -> None:
     assert torch.equal(attended[0][0][:, :, 5:], torch.cat([prompt[0][0], text[0][0]], dim=-2))
     ours.commit([[0, 1, 2]])
     assert ours.lengths == (10,)
-
-
-def test_positions_that_are_set_to_ask_about_a_forward_leave_no_tensor_to_the_next() -> None:
-    ours, device = after_prompt(step(5)), torch.device("cpu")
-    ours.place(2)
-    kept = ours.columns_on(device)
-    for width in (2, 3):
-        with ours.placed(width):
-            wanted = ours.columns_on(device)
-            assert wanted.tolist() == [list(range(5, 5 + width))]
-        ours.place(width)
-        assert (ours.columns_on(device) is wanted) == (width == 2)
-    assert ours.place(2) is None
-    assert ours.columns_on(device) is kept

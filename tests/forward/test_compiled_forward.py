@@ -11,8 +11,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.compat import compiling
-from hf_specdec.compat.devices import mark_dynamic
-from hf_specdec.forward.checked_steps import CheckedSteps, TakenForms, _form
+from hf_specdec.forward.checked_steps import CheckedSteps, _form
 from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
 from tests.helpers.graphs import counting
 
@@ -24,14 +23,6 @@ class Model(torch.nn.Module):
 
     def forward(self, columns: torch.Tensor, buffer: torch.Tensor) -> Any:
         return CausalLMOutput(logits=columns[..., None] * 2.0 + buffer.sum())
-
-
-class WidthModel(Model):
-    """One whose code depends on how many columns there are."""
-
-    def forward(self, columns: torch.Tensor, buffer: torch.Tensor) -> Any:
-        doubled = [columns[:, place] * 2.0 for place in range(columns.shape[1])]
-        return CausalLMOutput(logits=torch.stack(doubled, 1)[..., None] + buffer.sum())
 
 
 def logits_step(model: Model) -> Any:
@@ -84,16 +75,6 @@ def test_one_graph_serves_all_widths_and_a_second_one_all_lengths(first: int) ->
     assert len(graphs) == 3, "torch compiles one token apart"
 
 
-def test_a_model_that_depends_on_the_width_has_a_graph_for_each() -> None:
-    """However many there are: torch stops compiling one function after 8."""
-    graphs: list[Any] = []
-    forward = CompiledForward(WidthModel(), {"backend": counting(graphs)}, KIND)
-    widths = range(2, 12)
-    for width in (*widths, *widths):
-        run(forward, width, capacity=64)
-    assert len(widths) <= len(graphs) == forward.num_graphs <= len(widths) + 1
-
-
 def test_a_function_that_breaks_into_several_graphs_keeps_its_guards() -> None:
     """What follows a break is compiled code of its own, which runs as it is written without torch's compiler."""
     graphs: list[Any] = []
@@ -139,7 +120,7 @@ def test_a_step_that_keeps_its_guards_is_asked_for_others_once_a_call(monkeypatc
     monkeypatch.setattr(compiling, "without_guards", lambda *arguments: wanted.append(arguments))
     steps, inputs = CheckedSteps(), {"columns": torch.ones(1, 2)}
     for _ in range(3):
-        steps.run(lambda columns: (None, columns), (1, 2), inputs, {}, list)
+        steps.run(lambda columns: (None, columns), (1, 2), inputs, list)
     assert len(wanted) == 2, "before it has run, and after"
 
 
@@ -169,40 +150,6 @@ def test_arguments_are_alike_that_guards_cannot_tell_apart() -> None:
     form, objects = likeness(item | {"cache": [object()]})
     assert form == likeness(item)[0]
     assert objects != likeness(item)[1]
-
-
-def test_later_calls_check_the_guards_of_a_graph_once_for_all_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again where the model is another one by then, which the graphs of earlier calls must not be taken for."""
-    model: Any = Model()
-    graphs, checks = list[Any](), list[Any]()
-    without_guards = compiling.without_guards
-    monkeypatch.setattr(compiling, "without_guards", lambda *_: checks.append(without_guards(*_)) or checks[-1])
-    step: Any = compiling.compiled(
-        lambda **inputs: (model.scale * inputs["x"], inputs["x"]), {"backend": counting(graphs)}
-    )
-    taken: TakenForms = {}
-
-    def call(*widths: int) -> list[float]:
-        """The results for a forward of each width, two times over, and in `checks` what was found to run."""
-        checks.clear()
-        checked = CheckedSteps()
-        inputs = [{"x": torch.ones(1, width)} for width in (*widths, *widths)]
-        for value in inputs:
-            mark_dynamic(value["x"], 1)
-        return [float(checked.run(step, (1,), value, taken, list)[0][0, -1]) for value in inputs]
-
-    model.scale = 2.0
-    assert call(3, 5, 7) == [2.0] * 6
-    assert len(graphs) == 1
-    assert call(3, 5, 7) == [2.0] * 6
-    assert len(checks) == 1
-    assert call(3, 9, 5) == [2.0] * 6
-    assert len(checks) == 2, "the first width of a call, and one that no call had"
-    model.scale = 3.0
-    assert call(5, 3, 7) == [3.0] * 6
-    assert checks[0] is None, "no graph is right before torch has made another"
-    assert call(5, 3, 7) == [3.0] * 6
-    assert len(checks) == 1
 
 
 def a_cache(rows: int) -> StaticSpecCache:

@@ -16,13 +16,12 @@ from transformers.masking_utils import (
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
+from hf_specdec.common.transfer import to_device
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.compat.attention import masks_for_forward
 from hf_specdec.forward import tree_mask
-from hf_specdec.forward.graph_masks import TREE, with_masks
-from hf_specdec.forward.mask_rules import window_of
+from hf_specdec.forward.mask_rules import TreeRows, window_of
 from hf_specdec.forward.tree_mask import TreeMasks
-from hf_specdec.forward.tree_rows import TreeRows
 from tests.helpers.zoo import FAMILIES, WINDOW, build
 
 CPU = torch.device("cpu")
@@ -51,10 +50,10 @@ def a_tree(generator: np.random.Generator, size: int) -> Any:
     return builder.build()
 
 
-def rows_of(generator: np.random.Generator, lengths: list[int], size: int, *, fixed: bool) -> TreeRows:
+def rows_of(generator: np.random.Generator, lengths: list[int], size: int) -> TreeRows:
     trees = [a_tree(generator, size) for _ in lengths]
     depths, visible = [tree.column_depths for tree in trees], [tree.visible_array() for tree in trees]
-    return TreeRows(lengths, depths, visible, CPU, fixed=fixed)
+    return TreeRows(lengths, depths, visible, CPU)
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["dynamic", "static"])
@@ -67,45 +66,21 @@ def test_a_rules_mask_is_the_models(family: str, attention: str, pad: int, fixed
     generator = np.random.default_rng(pad + 7 * fixed)
     by_rule = TreeMasks(model)
     for lengths in ([9], [WINDOW], [40], [7, 30], [33, 33], [31, 12]):
-        rows = rows_of(generator, lengths, 6, fixed=fixed)
+        rows = rows_of(generator, lengths, 6)
         cache = Cache(lengths, 3, capacity=CAPACITY if fixed else None)
-        mask = torch.ones((len(lengths), rows.length), dtype=torch.long)
+        mask = torch.ones((len(lengths), max(lengths) + 6), dtype=torch.long)
         mask[0, :pad] = 0
-        padding = mask[:, :pad].bool() if pad else None
+        padding = mask[:, :pad].bool().numpy() if pad else None
         wanted = TreeMasks(model).build(rows, cache, mask if pad else None, padding=padding)
-        result = by_rule.build(rows, cache, mask if pad else None, padding=padding)
+        arrays, dtypes = by_rule.arrays(rows, cache, padding)
+        sent = to_device(arrays, CPU, dtypes)
+        result = by_rule.build(rows, cache, mask if pad else None, padding=padding, sent=sent)
         assert by_rule.rules is not None
         pairs = [(result[kind], wanted[kind]) for kind in wanted] if isinstance(wanted, dict) else [(result, wanted)]
         for ours, expected in pairs:
             assert ours.dtype == expected.dtype
             assert ours.is_contiguous()
             torch.testing.assert_close(ours, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("pad", [0, 3])
-@pytest.mark.parametrize(("family", "attention"), FORMS)
-def test_a_step_makes_the_same_masks_of_what_is_sent_for_a_tree(family: str, attention: str, pad: int) -> None:
-    model = build(FAMILIES[family])
-    model.set_attn_implementation(attention)
-    generator = np.random.default_rng(3 + pad)
-    masks, seen = TreeMasks(model), torch.ones((1, CAPACITY), dtype=torch.bool)
-    seen[:, :pad] = False
-    for lengths in ([9], [40], [7, 30], [31, 31]):
-        for size in (6, 2, 1):
-            rows = rows_of(generator, lengths, size, fixed=True)
-            mask = torch.ones((len(lengths), rows.length), dtype=torch.long)
-            mask[:, :pad] = 0
-            cache, padding = Cache(lengths, 3, capacity=CAPACITY), seen[:, :5] if pad else None
-            expected = masks.build(rows, cache, mask if pad else None, padding=padding)
-            assert masks.rules is not None
-            arrays, columns = masks.rules.tree_arrays(rows), torch.tensor(lengths)[:, None] + torch.arange(size)
-            sent = [torch.from_numpy(array) for array in arrays]
-            tree = masks.rules.tree(sent, columns, seen, CAPACITY)
-            result = with_masks({TREE: tree | {"name": "mask"}, "other": 1})
-            assert result.keys() == {"mask", "other"}
-            pairs = result["mask"] if isinstance(expected, dict) else {None: result["mask"]}
-            for kind, ours in pairs.items():
-                torch.testing.assert_close(ours, expected[kind] if kind else expected, rtol=0, atol=0)
 
 
 def test_a_window_is_found_by_asking_about_positions() -> None:
@@ -143,7 +118,7 @@ def test_a_model_that_changes_its_mask_is_asked_at_every_step(monkeypatch: pytes
     monkeypatch.setattr(tree_mask, "masks_for_forward", changed)
     masks = TreeMasks(model)
     for length in (12, 13):
-        rows = rows_of(generator, [length], 4, fixed=False)
+        rows = rows_of(generator, [length], 4)
         result = masks.build(rows, Cache([length], 3, capacity=None), None)
         assert bool((result[..., 2] < 0).all())
 

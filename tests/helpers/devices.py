@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyDeviceGuard
 
 import hf_specdec
-from hf_specdec.cache import static_cache
 from hf_specdec.common import transfer
 from hf_specdec.engine.sampling import noise_ahead, sampler
-from hf_specdec.forward import compiled_forward, graph_inputs
+from hf_specdec.forward import compiled_forward
 from hf_specdec.methods.common import node_logits
 from tests.helpers.support import noisy_copy, plain
 from tests.helpers.zoo import FAMILIES
@@ -25,7 +24,7 @@ from tests.matrix.test_batches import Batch
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no device be the host's own."""
-    for module in (transfer, static_cache, compiled_forward, graph_inputs, node_logits, noise_ahead, sampler):
+    for module in (transfer, compiled_forward, node_logits, noise_ahead, sampler):
         monkeypatch.setattr(module, "is_host", lambda device: False)
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.compat import compiling
 from hf_specdec.engine import static_shapes
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import capacity_for, forward_widths
 from hf_specdec.forward import compiled_forward
-from hf_specdec.forward.compiled_forward import CompiledForward
-from hf_specdec.forward.graph_masks import TREE
+from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
 from tests.helpers.cover import wide_but
 from tests.helpers.devices import emulate
 from tests.helpers.graphs import METHODS, STATIC, counting, on_cpu
@@ -173,13 +173,10 @@ def test_a_graph_that_fails_when_it_runs_is_given_up_and_the_reason_told_once(
     assert "CUDA graph capture" in warned_once(model, failing, caplog)
 
 
-@pytest.mark.at_most(1)
-@pytest.mark.parametrize(("served", "widths", "num_graphs"), [(2000, {2, 16}, 1), (0, {1, 16}, 2)])
-def test_on_an_accelerator_one_graph_serves_all_widths_until_that_of_one_token_pays(
-    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, served: int, widths: set[int], num_graphs: int
+def test_on_an_accelerator_one_graph_serves_all_widths(
+    model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static_shapes, "is_host", lambda device: False)
-    monkeypatch.setattr(compiled_forward, "NUM_SERVED", served)
     config = on_cpu(counting(graphs))
     for length in (20, 12):
         options = {"max_new_tokens": 18, **STATIC}
@@ -188,8 +185,8 @@ def test_on_an_accelerator_one_graph_serves_all_widths_until_that_of_one_token_p
         output = speculative(model, PROMPT[:, :length], **options, **METHODS["prompt_lookup"])
         assert output.sequences.equal(expected)
     (forward,) = state_of(model).compiled.values()
-    assert {width for _, width, _ in forward.shapes} == widths
-    assert output.spec_stats.num_graphs == len(graphs) == num_graphs
+    assert {width for _, width, _ in forward.shapes} == {2, 16}
+    assert output.spec_stats.num_graphs == len(graphs) == 1
 
 
 @pytest.mark.at_most(1)
@@ -197,14 +194,14 @@ def test_on_an_accelerator_one_graph_serves_all_widths_until_that_of_one_token_p
 def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_graph_takes_their_views(
     model: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Views of one block, which one copy fills; the graph makes the masks of them."""
+    """Views of one block, which one copy fills."""
     emulate(monkeypatch)
     monkeypatch.setattr(static_shapes, "is_host", lambda device: False)
     monkeypatch.setattr(compiling, "mark_step_begin", lambda: None)  # which imports what warns
     run, seen = CompiledForward._run, dict[int, list[Any]]()
 
     def noted(self: CompiledForward, shape: tuple[int, ...], inputs: Any, checked: Any) -> Any:
-        seen.setdefault(shape[1], []).append((inputs, inputs["input_ids"]))
+        seen.setdefault(shape[1], []).append((inputs["input_ids"], inputs["attention_mask"]))
         return run(self, shape, inputs, checked)
 
     monkeypatch.setattr(CompiledForward, "_run", noted)
@@ -214,17 +211,16 @@ def test_on_an_accelerator_forwards_of_a_width_get_the_same_tensors_and_one_grap
     assert speculative(model, PROMPT, **options).equal(expected)
     assert len(graphs) == 1
     assert any(len(forwards) > 2 for forwards in seen.values())
-    for (first, ids), *others in seen.values():
-        assert TREE in first
-        assert first[TREE]["columns"].untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
-        assert all(inputs is first and ours is ids for inputs, ours in others)
+    for (ids, mask), *others in seen.values():
+        assert mask.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
+        assert all(ours is ids and shown is mask for ours, shown in others)
 
 
-def test_a_wider_graph_serves_as_many_tokens_as_take_the_time_of_one(model: Any) -> None:
-    forward = CompiledForward(model, {})
-    assert forward.width_for((1, 1, 512), (2, 16, 96), 128) == 2
-    assert forward.width_for((8, 16, 512), (96,), 128) == 16
-    assert forward.width_for((1, 1, 512), (2, 4), 0) == 1, "on a CPU each token takes its time"
+def test_a_wider_graph_serves_one_token_where_two_take_its_time() -> None:
+    on_device, on_cpu = (ForwardWidths(FixedShapes((1, 2, 16), 512, flat_tokens)) for flat_tokens in (128, 0))
+    assert [on_device.of(count, 1) for count in (1, 2, 3, 17)] == [2, 2, 16, 17]
+    assert on_device.of(1, 65) == 1
+    assert on_cpu.of(1, 1) == 1, "on a CPU each token takes its time"
 
 
 def test_widths_on_a_cpu_are_powers_of_two_and_the_largest() -> None:
