@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant("sparse weights go to the core", OWN_FORWARD, "weight.layout == torch.strided and ", ""),
     Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
     Mutant("a missing mask hides nothing", ATTENTION, "mask is None and is_causal and query.shape[2] > 1", "False"),
-    Mutant("torch computes halves", LINEAR, "self.dtype != torch.float32 or recorder() is not None", "False"),
+    Mutant("torch computes halves", LINEAR, "self.dtype != torch.float32 or here.recorder is not None", "False"),
     Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
     Mutant("any norm is Llama's", NORMS, "getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name)", "True"),
     Mutant("a forward of before is lost", REPLACED, 'attributes["forward"] = installed.before', "pass"),

@@ -5,7 +5,7 @@ every token was right, which it is where nothing was drafted, the forward is kep
 tensors at each forward, so theirs are remembered and not copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,3 +95,16 @@ def restore(value: Any, copy: Any) -> Any:
         items.update(restored)
         return value
     return copy
+
+
+def contents(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a cache, its layers and their lists and dictionaries, in the order of its attributes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from contents(item)
+    elif isinstance(value, dict):
+        yield from contents(list(value.values()))
+    elif holds_states(value):
+        yield from contents(vars(value))

@@ -98,11 +98,6 @@ def rollback_cache(
     return _AttentionRollback(cache, spec, lockstep) if spec is not None else StateCache(cache)
 
 
-def rollback_over(spec: SpecCache, *, lockstep: bool = False) -> RollbackCache:
-    """To drive `spec` itself; no one else looks at it."""
-    return _AttentionRollback(spec, spec, lockstep)
-
-
 class _AttentionRollback:
     """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
 

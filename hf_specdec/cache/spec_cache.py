@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from hf_specdec.cache.blocks import Blocks
-from hf_specdec.cache.moves import Moves
+from hf_specdec.cache.blocks import Blocks, Moves
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.recording import recorder
+from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.caches import (
     ATTENTION_LAYERS,
@@ -39,11 +38,10 @@ class SpecCache(Cache):
     def __init__(self, layers: list[Any] | None = None, *, reserve: int = 0) -> None:
         super().__init__(layers=layers or [])
         self.reserve = reserve
-        attention = [layer for layer in self.layers if isinstance(layer, SpecLayer)]
-        # The index of the whole cache, where these layers are a part of it.
-        self._write_index = attention[0].write_index if attention else WriteIndex()
-        for layer in attention:
-            layer.write_index = self._write_index
+        self._write_index = WriteIndex()
+        for layer in self.layers:
+            if isinstance(layer, SpecLayer):
+                layer.write_index = self._write_index
         self.lengths: tuple[int, ...] = ()
         self.state_layer: StateLayer | None = None
         self._written: list[SpecLayer] = []
@@ -101,7 +99,7 @@ class SpecCache(Cache):
         """Write one layer's new columns; layers come into being as the model names them."""
         while len(self.layers) <= layer_idx:
             self.layers.append(SpecLayer(reserve=self.reserve, write_index=self._write_index))
-        if (open_recorder := recorder()) is None:
+        if (open_recorder := here.recorder) is None:
             keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
             return keys, values
         with open_recorder.paused():

@@ -245,8 +245,7 @@ class StaticSpecCache(SpecCache):
             np.array(self.lengths)[:, None] + np.arange(written, written + width)
         )  # (batch, width)
         first = max(self.lengths) + written
-        index = getattr(self._written[0], "static_index", None)  # of another cache where this one is a part of that
-        if first + width > self._room or index not in self._indices.values():
+        if first + width > self._room:
             layers = self._static_layers
             for device in {layer.keys.device for layer in layers} - self._indices.keys():
                 self._indices[device] = StaticWriteIndex(len(self.lengths), device)

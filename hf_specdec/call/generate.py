@@ -24,7 +24,7 @@ from hf_specdec.call.plain_kernels import plain_kernels
 from hf_specdec.call.plan import PLAIN_PLAN, drafting_of, plan_call, plan_request
 from hf_specdec.call.request import NO_METHOD, Request, prompt_length
 from hf_specdec.call.rules.arguments import LENGTHS, check_no_choice, check_prompt, check_settings, check_taken
-from hf_specdec.call.rules.method import check_draft
+from hf_specdec.call.rules.model import check_draft
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.caches import CACHE, STATIC_NAMES
 from hf_specdec.compat.devices import device_mesh, input_device
@@ -39,7 +39,8 @@ from hf_specdec.engine.decode import decode_speculatively
 from hf_specdec.engine.head_pairing import place_head
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
-from hf_specdec.engine.shared_processes import steps_of
+from hf_specdec.engine.shared_processes import SharedStepRunner
+from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -156,7 +157,10 @@ def decode_prepared(request: Request) -> Any:
         return decode_assisted(call, make_drafter(0, None), stats=stats)
     costs = request.costs
     budget = None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths)
-    steps = steps_of(rank_sync, stats, budget=budget, observer=request.observer)
+    if rank_sync is None:
+        steps = StepRunner(stats, budget=budget, observer=request.observer)
+    else:
+        steps = SharedStepRunner(stats, budget=budget, observer=request.observer, rank_sync=rank_sync)
     return decode_speculatively(call, plan, make_drafter, steps=steps, draft_runner=draft_runner)
 
 

@@ -9,13 +9,32 @@ Everything that this package puts into a model's modules goes in and out here:
 replacement calls the forward that it is in the place of: there, modules compute as they are.
 """
 
+import contextlib
 import threading
-from collections.abc import Iterable
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, Self
 
 import torch
 
 _lock = threading.Lock()
+
+
+class Recorder(Protocol):
+    """Takes notes of one forward: kernels report what they compute."""
+
+    def core(self, name: str, tensors: tuple[torch.Tensor | None, ...], numbers: Mapping[str, Any]) -> None:
+        """The core has computed `name` of tensors and numbers; the last tensor holds the result."""
+
+    def call(
+        self, function: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor
+    ) -> None:
+        """A function of tensors is computed as a whole, whatever torch calls inside."""
+
+    def update(self, layer: int, states: tuple[torch.Tensor, ...], columns: tuple[torch.Tensor, ...]) -> None:
+        """Keys and values have been written into a layer of the cache, which returns `columns`."""
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """A block of which nothing is noted."""
 
 
 class Here(threading.local):
@@ -28,6 +47,7 @@ class Here(threading.local):
         counting: counts who computes attention, as of `kernels.own_forward.counted`.
         packed: `PackedRows` of the queries.
         recorded: the cache that records states of layers.
+        recorder (`Recorder | None`): takes notes of the forward.
         states (`list[Tensor] | None`): gets the last hidden states.
         encoder: gets the arguments of an encoder.
     """
@@ -38,6 +58,7 @@ class Here(threading.local):
     counting: Any = None
     packed: Any = None
     recorded: Any = None
+    recorder: Recorder | None = None
     states: list[torch.Tensor] | None = None
     encoder: Any = None
 

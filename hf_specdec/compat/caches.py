@@ -100,11 +100,6 @@ def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     return any(place < len(cached) and cached[place].get_seq_length() for place in layers)
 
 
-def passed_cache(kwargs: Mapping[str, Any]) -> Any:
-    """The cache among the arguments of a call of `generate`, or `None`."""
-    return next((kwargs[name] for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), None)
-
-
 def under_new_name(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` with the cache under transformers' present name.
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_specdec.common.tree import DraftTree, ExtraTokens
+from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.sequence import SequenceState
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_runner import MAX_UNCACHED, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.prompt import PromptStart
 from hf_specdec.kernels.cpu import tried
+from hf_specdec.methods.common.drafter import DraftCost
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
+from hf_specdec.methods.common.tree_width import at_common_width
 
 
 @dataclass(slots=True)
@@ -80,6 +83,37 @@ class Batch:
         """Trees of a step whose sequences compute the next token alone; those that have ended keep their padding."""
         rows = zip(self.sequences, trees, strict=True)
         return [tree if sequence.finished else DraftTree.chain(tree.tokens[0]) for sequence, tree in rows]
+
+    def draft_cost(self, budget: Budget) -> DraftCost:
+        """Expected tokens that the drafts of the weighed sequences have to gain."""
+        live = [sequence for sequence in self.sequences if not sequence.finished]
+        tokens_left = max((sequence.tokens_left for sequence in live), default=0)
+        network = None if self.draft_runner is None else self.draft_runner.network
+        return budget.draft_cost(len(self.sequences), len(live), tokens_left, network)
+
+    def worthwhile(self, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:
+        """The trees without what is not worth its time: by the budget, or by what their drafters ask for."""
+        sequences, kept_trees = self.sequences, list(trees)
+        weighed = [place for place, sequence in enumerate(sequences) if budget is not None and sequence.is_weighed]
+        others = [place for place in range(len(trees)) if place not in weighed]
+        bounds = [0.0 if sequences[place].finished else sequences[place].drafter.min_probability for place in others]
+        kept = at_common_width([trees[place] for place in others], bounds)
+        for place, tree in zip(others, kept, strict=True):
+            kept_trees[place] = tree
+        if budget is not None:
+            packs = self.target.takes_packed_rows
+            cut = budget.cut([trees[p] for p in weighed], self.num_live, kept, packs=packs)
+            for place, tree in zip(weighed, cut, strict=True):
+                kept_trees[place] = tree
+        return kept_trees
+
+    def verifiable(self, tree: DraftTree, depth: int) -> DraftTree:
+        """A proposed tree as far as the target can verify it."""
+        if self.target.tier == "chain" and not (tree.is_chain and tree.extra is None):
+            tree = tree.chained()
+        if tree.extra is not None and not self.fits(tree.extra):
+            tree = tree.with_extra(None)
+        return tree.truncated(max_depth=depth, max_nodes=self.max_nodes, vocab_size=self.vocab_size)
 
     def admit(self, other: "Batch", place: int | None) -> None:
         """Take over the one sequence of `other`, whose prompt is read, in `place` or after the last."""

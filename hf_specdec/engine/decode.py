@@ -15,8 +15,7 @@ from hf_specdec.compat.generation import pad_token_id
 from hf_specdec.compat.models import readable_padding, text_config
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.batch import Batch
-from hf_specdec.engine.call import Call, with_stats
-from hf_specdec.engine.call_output import call_output, shown_fields
+from hf_specdec.engine.call import Call, call_output, shown_fields, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
@@ -120,7 +119,7 @@ def decode_speculatively(
         tier=plan.way,
         keep_cache=bool(config.return_dict_in_generate) or is_users_own(call.cache),
         hidden_layers=_read_layers(draft_runner),
-        fixed=fixed_shapes(call, plan),
+        fixed=fixed_shapes(call, plan) if plan.widths else None,
         compiled=compiled_target(call) if plan.is_compiled else None,
         facts=call.facts,
     )

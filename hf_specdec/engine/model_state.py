@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.cache.weights import WeightsVersion
+from hf_specdec.cache.prefix_cache import WeightsVersion
 from hf_specdec.compat.attention import attention_implementation
 from hf_specdec.compat.devices import load_factor
 from hf_specdec.compat.fingerprint import Fingerprint

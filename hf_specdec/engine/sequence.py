@@ -126,7 +126,8 @@ class SequenceState:
         with self._isolated(self.isolates_drafter), self.draws:
             if self._run:
                 self.drafter.learn_from(DraftResult(DraftTree.chain(root), self._run))
-            return after_run(self._proposed_after(self._run, request), root, self._run)
+            tree = self._proposed_after(self._run, request)
+            return after_run(tree, root, self._run) if self._run else tree
         return DraftTree.chain(root)
 
     def _forced_run(self, request: DraftRequest) -> list[int]:
@@ -231,8 +232,9 @@ class SequenceState:
             if accepted[:count] != self._run:  # the run was cut, or another processor has its way
                 self.drafter.begin([*self.prompt, *self.emitted])
             elif rest := accepted[count:]:
-                logits = logits.part(slice(count, None)) if logits is not None and count else logits
-                self.drafter.learn_from(DraftResult(without_run(tree, count), rest, logits))
+                if count:
+                    tree, logits = without_run(tree, count), None if logits is None else logits.part(slice(count, None))
+                self.drafter.learn_from(DraftResult(tree, rest, logits))
 
     def show(self, step: SpecStep) -> None:
         """Hand a step to this sequence's own observer, where it has one."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import (
     EosTokenCriteria,
-    GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
@@ -60,22 +59,16 @@ class SharedStepRunner(StepRunner):
         """See `StepRunner`."""
         super().listen(functools.partial(self.rank_sync.attempt, on_token))
 
-    def sampler(
-        self,
-        processors: LogitsProcessorList,
-        config: GenerationConfig,
-        device: torch.device,
-        generator: torch.Generator | None,
-    ) -> Sampler:
-        """See `SingleProcess`."""
-        return AgreedSampler(processors, config, device, generator, rank_sync=self.rank_sync)
+    def sampler(self, *args: Any, **kwargs: Any) -> Sampler:
+        """See `StepRunner`."""
+        return AgreedSampler(*args, **kwargs, rank_sync=self.rank_sync)
 
     def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         return AgreedStopCheck(criteria, self.rank_sync)
 
     def seed(self) -> int:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         return self.rank_sync.decide_now(drawn_seed)
 
     def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
@@ -86,23 +79,23 @@ class SharedStepRunner(StepRunner):
         return draft_runner if self.leads else None
 
     def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         self.rank_sync.check(digests)
 
     def flush(self) -> None:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         self.rank_sync.flush()
 
     def abandon(self, error: BaseException) -> None:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         self.rank_sync.abandon(error)
 
     def share_random_state(self) -> None:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         self.rank_sync.share_random_state()
 
     def can_go_on(self) -> bool:
-        """See `SingleProcess`."""
+        """See `StepRunner`."""
         return self.rank_sync.intact
 
     def end(self) -> None:
@@ -138,16 +131,8 @@ class SharedStepRunner(StepRunner):
 class AgreedSampler(Sampler):
     """Chooses the first process's tokens; the others check that their logits allow them."""
 
-    def __init__(
-        self,
-        processors: LogitsProcessorList,
-        config: GenerationConfig,
-        device: torch.device,
-        generator: torch.Generator | None,
-        *,
-        rank_sync: RankSync,
-    ) -> None:
-        super().__init__(processors, config, device, generator)
+    def __init__(self, processors: LogitsProcessorList, *args: Any, rank_sync: RankSync) -> None:
+        super().__init__(processors, *args)
         self._rank_sync = rank_sync
         has_own = any(type(processor).__module__ != PROCESSORS_MODULE for processor in processors)
         self._is_watched = self.keeps or has_own or not self.needs_rows  # else choosing has a cost and no one sees it
@@ -196,18 +181,12 @@ class AgreedStopCheck(StopCheck):
         return bool(self._rank_sync.decide(lambda: ends(text, scores), is_watched=self._is_watched))
 
 
-def steps_of(
-    rank_sync: RankSync | None, stats: SpecStats, *, budget: Budget | None = None, observer: Observer | None = None
-) -> StepRunner:
-    """Steps of one process, or of several."""
-    if rank_sync is None:
-        return StepRunner(stats, budget=budget, observer=observer)
-    return SharedStepRunner(stats, budget=budget, observer=observer, rank_sync=rank_sync)
-
-
 def steps_of_model(model: PreTrainedModel, stats: SpecStats, *, observer: Observer | None) -> StepRunner:
     """Steps of the processes that share `model`."""
-    return steps_of(rank_sync_of(model), stats, observer=observer)
+    rank_sync = rank_sync_of(model)
+    if rank_sync is None:
+        return StepRunner(stats, budget=None, observer=observer)
+    return SharedStepRunner(stats, budget=None, observer=observer, rank_sync=rank_sync)
 
 
 def agreed_seed(model: PreTrainedModel) -> int:

@@ -66,10 +66,8 @@ def shapes_of(call: Call, width: int) -> tuple[tuple[int, ...], int]:
     return widths, capacity_for(max(longest_cache(call), call.cache.get_max_length()) + beyond)
 
 
-def fixed_shapes(call: Call, plan: CallPlan) -> FixedShapes | None:
-    """The plan's shapes; `None` where it has none."""
-    if not plan.widths:
-        return None
+def fixed_shapes(call: Call, plan: CallPlan) -> FixedShapes:
+    """Shapes of a plan that has some."""
     flat_tokens = 0 if is_host(call.model.device) else FLAT_TOKENS
     return FixedShapes(plan.widths, plan.capacity, flat_tokens, _is_undisturbed(call, call.model))
 

@@ -6,23 +6,28 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.sampling.random_streams import drawn_seed
+from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
-from hf_specdec.engine.single_process import SingleProcess
+from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import TopTokens
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
-from hf_specdec.methods.common.tree_width import at_common_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class _Seconds:
     forwards: DraftForwards
 
 
-class StepRunner(SingleProcess):
+class StepRunner:
     """Takes batches one step further.
 
     Args:
@@ -45,7 +50,12 @@ class StepRunner(SingleProcess):
 
     Attributes:
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
+        is_shared (`bool`): whether other processes decode the same texts with parts of the same models.
+        leads (`bool`): whether this process drafts and chooses.
     """
+
+    is_shared = False
+    leads = True
 
     def __init__(
         self,
@@ -63,6 +73,44 @@ class StepRunner(SingleProcess):
     def listen(self, on_token: OnToken) -> None:
         """Call `on_token` for every token from now on."""
         self.on_token = on_token
+
+    def sampler(
+        self,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        device: torch.device,
+        generator: torch.Generator | None,
+    ) -> Sampler:
+        """Sampler of one row."""
+        return Sampler(processors, config, device, generator)
+
+    def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
+        """Stop check of one row."""
+        return StopCheck(criteria)
+
+    def seed(self) -> int:
+        """A number drawn from the global generator."""
+        return drawn_seed()
+
+    def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
+        """The draft network, where this process computes with it."""
+        return draft_runner
+
+    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
+        """Make sure that all processes are called alike, by digests of what has to be the same."""
+
+    def flush(self) -> None:
+        """Let other processes know what was decided."""
+
+    def can_go_on(self) -> bool:
+        """Tell whether there can be further steps after an error."""
+        return True
+
+    def abandon(self, error: BaseException) -> None:
+        """An error ends the call."""
+
+    def share_random_state(self) -> None:
+        """Give all processes the random state of the one that leads."""
 
     def begin(self, batch: Batch) -> None:
         """Read the prompts, choose every first token, then let the drafters begin."""
@@ -94,7 +142,7 @@ class StepRunner(SingleProcess):
         budget = (
             self.budget if any(sequence.is_weighed and not sequence.finished for sequence in batch.sequences) else None
         )
-        cost = NO_COST if budget is None else _draft_cost(batch, budget)
+        cost = NO_COST if budget is None else batch.draft_cost(budget)
         began, forwards, num_trials = time.perf_counter(), DraftForwards(), batch.num_trials
         trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
         drafted = time.perf_counter()
@@ -179,10 +227,10 @@ class StepRunner(SingleProcess):
         trees = [
             DraftTree.chain(sequence.text.tokens[-1])
             if tree is None
-            else _cut(sequence.constrained(tree), batch, depth)
+            else batch.verifiable(sequence.constrained(tree), depth)
             for sequence, tree, depth in zip(batch.sequences, proposed, depths, strict=True)
         ]
-        return _worthwhile(batch, trees, budget)
+        return batch.worthwhile(trees, budget)
 
     def _forward(self, batch: Batch, trees: list[DraftTree]) -> tuple[list[DraftTree], list[NodeOutputs], bool]:
         """Runs the target's forward over each tree's nodes: again without the drafts where one of them spoils it."""
@@ -285,37 +333,3 @@ class StepRunner(SingleProcess):
                         observer_seconds=self._observer_seconds,
                     )
                 )
-
-
-def _draft_cost(batch: Batch, budget: Budget) -> DraftCost:
-    """Expected tokens that the drafts of the weighed sequences have to gain."""
-    live = [sequence for sequence in batch.sequences if not sequence.finished]
-    tokens_left = max((sequence.tokens_left for sequence in live), default=0)
-    network = None if batch.draft_runner is None else batch.draft_runner.network
-    return budget.draft_cost(len(batch.sequences), len(live), tokens_left, network)
-
-
-def _worthwhile(batch: Batch, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:
-    """The trees without what is not worth its time: by the budget, or by what their drafters ask for."""
-    sequences, kept_trees = batch.sequences, list(trees)
-    weighed = [place for place, sequence in enumerate(sequences) if budget is not None and sequence.is_weighed]
-    others = [place for place in range(len(trees)) if place not in weighed]
-    bounds = [0.0 if sequences[place].finished else sequences[place].drafter.min_probability for place in others]
-    kept = at_common_width([trees[place] for place in others], bounds)
-    for place, tree in zip(others, kept, strict=True):
-        kept_trees[place] = tree
-    if budget is not None:
-        packs = batch.target.takes_packed_rows
-        cut = budget.cut([trees[p] for p in weighed], batch.num_live, kept, packs=packs)
-        for place, tree in zip(weighed, cut, strict=True):
-            kept_trees[place] = tree
-    return kept_trees
-
-
-def _cut(tree: DraftTree, batch: Batch, depth: int) -> DraftTree:
-    """A proposed tree as far as the target can verify it."""
-    if batch.target.tier == "chain" and not (tree.is_chain and tree.extra is None):
-        tree = tree.chained()
-    if tree.extra is not None and not batch.fits(tree.extra):
-        tree = tree.with_extra(None)
-    return tree.truncated(max_depth=depth, max_nodes=batch.max_nodes, vocab_size=batch.vocab_size)

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.recording import Recorder
+from hf_specdec.common.replaced import Recorder
 from hf_specdec.common.transfer import HOST
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.masks import additive, prepared

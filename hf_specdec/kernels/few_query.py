@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here, replaced
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.attention import (
@@ -204,7 +203,7 @@ def _faster(
             counting.by_torch.add(type(module).__name__)
     if by_core is None or not fits:
         return torchs()
-    if (open_recorder := recorder()) is not None:
+    if (open_recorder := here.recorder) is not None:
         with open_recorder.paused():
             attended = by_core()
         by_core.note(open_recorder, attended)

@@ -11,7 +11,6 @@ import functools
 import torch
 from torch.nn.functional import pad
 
-from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.loading import Conv1D
@@ -61,7 +60,7 @@ class LinearForward(WeightForward):
             num_tokens = input.numel() // self.num_in if self.fits(input, self.num_in) else 0
             work = num_tokens * self.num_out * self.num_in
             threads = cpu.threads_for(work) if num_tokens else 0
-            if threads and (self.dtype != torch.float32 or recorder() is not None):
+            if threads and (self.dtype != torch.float32 or here.recorder is not None):
                 return self._product(input, threads)
         if not threads or num_tokens > MOST_TOKENS:
             return self.torchs(input)
@@ -155,6 +154,6 @@ def core_product(
         threads,
         0 if threads == 1 else cpu.team(),
     )
-    if (open_recorder := recorder()) is not None:
+    if (open_recorder := here.recorder) is not None:
         open_recorder.core("linear", (tokens, weight, bias, out), {"is_transposed": is_transposed})
     return out

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_specdec.common.recording import recorder
 from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.attention import names_in_own_methods
@@ -84,7 +83,7 @@ def alike_in(numbers: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
-    if (open_recorder := recorder()) is not None:
+    if (open_recorder := here.recorder) is not None:
         with open_recorder.paused():
             result = in_whole_vectors(function, numbers, **kwargs).clone()  # in memory of its size
         open_recorder.call(in_whole_vectors, (function, numbers), kwargs, result)
@@ -131,7 +130,7 @@ def _grouped(
     matrix = weights[0] if is_transposed else weights[0].T
     if not can_multiply(tokens, matrix, is_transposed=is_transposed):
         return None
-    if (open_recorder := recorder()) is None:
+    if (open_recorder := here.recorder) is None:
         return _by_experts(tokens, weights, offs)
     with open_recorder.paused():
         out = _by_experts(tokens, weights, offs)

@@ -6,7 +6,7 @@ as they do; only the sum of squares is added up in another order.
 
 import torch
 
-from hf_specdec.common.recording import recorder
+from hf_specdec.common.replaced import here
 from hf_specdec.compat.modules import LlamaRMSNorm, is_rms_norm
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.own_forward import WeightForward, is_readable
@@ -38,7 +38,7 @@ class NormForward(WeightForward):
         count = hidden_states.numel()
         if not count or not self.fits(hidden_states, self.size):
             return self.torchs(hidden_states)
-        if self.dtype != torch.float32 or recorder() is not None:
+        if self.dtype != torch.float32 or here.recorder is not None:
             return self._norm(hidden_states)
         if count > MOST_NUMBERS:
             return self.torchs(hidden_states)
@@ -58,6 +58,6 @@ class NormForward(WeightForward):
             self.epsilon,
             cpu.KINDS[self.dtype],
         )
-        if (open_recorder := recorder()) is not None:
+        if (open_recorder := here.recorder) is not None:
             open_recorder.core("norm", (tokens, self.weight, out), {"epsilon": self.epsilon})
         return out

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 
 import hf_specdec
-from hf_specdec.cache.contents import contents
+from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.compat import state_layers
 from hf_specdec.compat.caches import CACHE

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 import hf_specdec
-from hf_specdec.cache.contents import contents
+from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.cache.state_layer import Columns
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat import state_layers

@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hf_specdec"
 RULES = [path for path in (PACKAGE / "call" / "rules").glob("*.py") if path.stem in ("inputs", "model")]
 OTHERS = {  # by name in the file
-    PACKAGE / "call" / "rules" / "method.py": {"assisted_loop", "ONE_SEQUENCE", "NEW_TEXT"},
     PACKAGE / "engine" / "static_shapes.py": {"reason_against_buffers", "HIDDEN_LENGTH"},
 }
 WILDCARD = "..."

@@ -7,7 +7,7 @@ by default then yields to plain decoding. Cheap ones come first, those that need
 from collections.abc import Callable
 
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules import arguments, inputs, method, model
+from hf_specdec.call.rules import arguments, inputs, model
 
 Rule = Callable[[Request], str | None]
 Check = Callable[[Request], None]
@@ -25,7 +25,7 @@ CALL_RULES: tuple[Rule, ...] = (
     inputs.shared_states,
     inputs.attention_output,
     inputs.decoder_mask,
-    method.assisted_loop,
+    model.assisted_loop,
     inputs.static_cache,
     model.scaled_attention,
     model.dropped_cache,
@@ -36,16 +36,16 @@ CALL_RULES: tuple[Rule, ...] = (
 # What is refused before transformers prepares the call.
 REQUEST_CHECKS: tuple[Check, ...] = (
     arguments.passed_objects,
-    method.check_draft,
+    model.check_draft,
     arguments.check_settings,
     arguments.check_taken,
     arguments.prompt,
 )
 # What is refused of a call that no rule decodes plainly.
 CHECKS: tuple[Check, ...] = (
-    method.chains_only,
+    model.chains_only,
     inputs.check_passed_cache,
-    method.network,
+    model.network,
 )
 # Why a call that passed these checks is decoded plainly.
-CHECKED_RULES: tuple[Rule, ...] = (method.unread_prompt,)
+CHECKED_RULES: tuple[Rule, ...] = (model.unread_prompt,)

@@ -11,8 +11,7 @@ from transformers import StaticCache
 
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules.inputs import repeated_text
-from hf_specdec.call.rules.method import ONE_SEQUENCE
-from hf_specdec.call.rules.model import OWN_LOOP, foreign_code, rotary_frequencies, scaled_attention
+from hf_specdec.call.rules.model import ONE_SEQUENCE, OWN_LOOP, foreign_code, rotary_frequencies, scaled_attention
 from hf_specdec.compat.caches import is_users_own
 from hf_specdec.compat.generation import has_foreign_inputs, has_own_input_preparation, has_own_loop
 from hf_specdec.compat.models import reads_prompts

@@ -29,11 +29,6 @@ class Constraint(Protocol):
         """Get the scores `(T, vocab_size)` of all nodes of a tree below `text`, -inf where a token is forbidden."""
 
 
-def constraint_of(processors: Sequence[object]) -> Constraint | None:
-    """The first constraint among a row's processors."""
-    return next((processor for processor in processors if isinstance(processor, Constraint)), None)
-
-
 def constrained(tree: DraftTree, constraint: Constraint, text: Sequence[int]) -> DraftTree:
     """The tree without what the constraint forbids, and with what it forces.
 
@@ -83,8 +78,6 @@ def after_run(tree: DraftTree, root: int, run: Sequence[int]) -> DraftTree:
 
     Extra tokens, which see no node but the root, are left out.
     """
-    if not run:
-        return tree
     above, count = DraftTree.chain(root, run), len(run)
     probabilities = (1.0,) if len(tree) == 1 else tree.probabilities
     return DraftTree(

@@ -9,10 +9,10 @@ from transformers import GenerationConfig, LogitsProcessorList
 from hf_specdec.common.transfer import is_host
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.generation import in_order
-from hf_specdec.engine.sampling.constraint import constraint_of
+from hf_specdec.engine.sampling.constraint import Constraint
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
-from hf_specdec.engine.sampling.per_row import of_only_row
+from hf_specdec.engine.sampling.per_row import PerRow, of_only_row
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -39,10 +39,10 @@ class Sampler:
         device: torch.device,
         generator: torch.Generator | None = None,
     ) -> None:
-        if type(processors) is LogitsProcessorList:
+        if type(processors) is LogitsProcessorList and any(isinstance(item, PerRow) for item in processors):
             processors = LogitsProcessorList(of_only_row(processors))
         self.processors, self.device, self.generator = in_order(processors), device, generator
-        self.constraint = constraint_of(processors)
+        self.constraint = next((item for item in processors if isinstance(item, Constraint)), None)
         self.do_sample = bool(config.do_sample)
         wants = bool(config.return_dict_in_generate)
         self.scores: list[torch.Tensor] | None = [] if wants and config.output_scores else None
@@ -50,10 +50,9 @@ class Sampler:
         self.keeps, computes = self.scores is not None or self.logits is not None, self.do_sample or len(processors) > 0
         self.needs_rows = self.keeps or computes
         nodes = NodeProcessors.of(processors, device) if computes and not self.keeps else None
-        self._stream = RandomStream(device, generator)
-        self._noise = NoiseAhead.of(self._stream) if self.do_sample else None
-        stream = self._stream if self.do_sample else None
-        self._ahead = None if nodes is None else TokensAhead(nodes, stream, self._noise)
+        self._stream = RandomStream(device, generator) if self.do_sample else None
+        self._noise = None if self._stream is None else NoiseAhead.of(self._stream)
+        self._ahead = None if nodes is None else TokensAhead(nodes, self._stream, self._noise)
         self._is_ahead = False
         self._rows = NodeLogits(torch.empty(0))
         self._tree: DraftTree | None = None
@@ -127,7 +126,7 @@ class Sampler:
 
     def _draw(self, node: int, probabilities: torch.Tensor) -> int:
         """One draw, as plain decoding does it; after a node with drawn children, the draw that favours them."""
-        assert self._tree is not None
+        assert self._tree is not None and self._stream is not None
         if node in (self._tree.drafted_from or {}) and self._tree.children(node):
             rejections = rejections_of(probabilities, self._tree, self._stream, node)
             rejections.load(tuple(read_tensors(rejections.result)))

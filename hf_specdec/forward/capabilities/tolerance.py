@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.cache.contents import contents
+from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.forward.capabilities.attempts import Mismatch, ProbeFailed
 from hf_specdec.forward.capabilities.reference import Reference
 

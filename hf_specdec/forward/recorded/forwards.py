@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.recording import recording
+from hf_specdec.common.replaced import replaced
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.forward.recorded.guard import Guard, foreign_part, tensors_of_modules
 from hf_specdec.forward.recorded.program import Constant, Program
@@ -208,7 +208,7 @@ class RecordedForwards:
     ) -> Any:
         """The model's forward, recorded."""
         trace = Trace(tensors_of_modules(model), arguments, masks)
-        with trace.noting(), recording(trace):
+        with trace.noting(), replaced(recorder=trace):
             outputs = compute()
         kind.returns = type(outputs)
         record = trace.record(tokens, _refs_of(dict(outputs), trace))
