@@ -183,6 +183,8 @@ class Template:
         """One value for both, with `Affine` for integers that grow."""
         if type(first) is not type(second):
             raise NotRecordable(OTHERWISE)
+        if first == second:
+            return first
         if isinstance(first, Step | View):
             names = [field.name for field in dataclasses.fields(first)]
             return type(first)(*[self._merged(getattr(first, name), getattr(second, name)) for name in names])
@@ -190,8 +192,6 @@ class Template:
             return type(first)([self._merged(*pair) for pair in zip(first, second, strict=True)])
         if isinstance(first, dict) and first.keys() == second.keys():
             return {key: self._merged(value, second[key]) for key, value in first.items()}
-        if not isinstance(first, list | tuple | dict) and first == second:
-            return first
         width = self._by[1] - self._by[0]
         if type(first) is int and width and (second - first) % width == 0:
             slope = (second - first) // width
