@@ -90,9 +90,8 @@ class StepInputs:
         self.start = num_cached
         positions = self.template.get(self.positions_key)
         self.base = None if positions is None else positions - num_cached
-        is_placed = self.base is not None and not self.asks_model
-        keeps_columns = isinstance(self.attention_cache, SpecCache)
-        self._always_masks = always_masks and keeps_columns and self.attends and self.masks.supported and is_placed
+        takes_masks = isinstance(self.attention_cache, SpecCache) and self.attends and self.masks.supported
+        self._always_masks = always_masks and takes_masks and self.base is not None
         self._keeps_positions = positions is None and counts_image_positions(model)
         self._first_positions: Array | None = None  # `base` on the host
         self._mask: torch.Tensor | None = None

@@ -267,3 +267,13 @@ def test_weights_of_a_file_are_copied_out_of_it(tmp_path: Any) -> None:
     assert torch.equal(weight, expected)
     weight.zero_()
     assert torch.equal(torch.load(tmp_path / "weights.pt"), expected), "the file is as it was"
+
+
+def test_a_class_that_prepares_its_inputs_itself_is_replayed() -> None:
+    ids = torch.tensor([[5, 6, 7, 8] * 4])
+    expected = unrecorded(varied("gemma4", "causal"), "prompt_lookup", ids)
+    model = varied("gemma4", "causal")
+    for _ in range(3):
+        output = generated(model, "prompt_lookup", ids)
+        assert output.sequences.tolist() == expected.sequences.tolist()
+    assert output.spec_stats.num_replayed > 0, output.spec_stats.record_reason
