@@ -17,6 +17,7 @@ from hf_specdec.forward.recorded import forwards
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.huge_pages import use_huge_pages
 from tests.helpers.recorded import MODELS, PROMPT, SIZES, generated, model_of, unrecorded
+from tests.helpers.zoo_wide import varied
 
 pytestmark = pytest.mark.skipif(cpu.why_unused() is not None, reason="forwards are recorded where the core computes")
 
@@ -271,8 +272,8 @@ def test_weights_of_a_file_are_copied_out_of_it(tmp_path: Any) -> None:
 
 def test_a_class_that_prepares_its_inputs_itself_is_replayed() -> None:
     ids = torch.tensor([[5, 6, 7, 8] * 4])
-    expected = unrecorded(varied("gemma4", "causal"), "prompt_lookup", ids)
-    model = varied("gemma4", "causal")
+    model = hf_specdec.enable(varied("gemma4", "causal"))
+    expected = unrecorded(model, "prompt_lookup", ids)
     for _ in range(3):
         output = generated(model, "prompt_lookup", ids)
         assert output.sequences.tolist() == expected.sequences.tolist()
