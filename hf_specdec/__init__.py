@@ -89,12 +89,12 @@ _NAMES = {  # by module
     "methods.auto.spec_memory": ("SpecMemory",),
     "methods.common.drafter": ("Drafter",),
     "methods.common.config": ("SpecConfig",),
-    "methods.dflash.config": ("DFlashConfig",),
+    "methods.dflash.method": ("DFlashConfig",),
     "methods.draft_model.config": ("DraftModelConfig",),
-    "methods.eagle3.config": ("Eagle3Config",),
+    "methods.eagle3.method": ("Eagle3Config",),
     "methods.lookahead.config": ("LookaheadConfig", "max_draft_len"),
-    "methods.mtp.config": ("MtpConfig",),
-    "methods.plain.config": ("PlainConfig",),
+    "methods.mtp.method": ("MtpConfig",),
+    "methods.plain.method": ("PlainConfig",),
     "methods.prompt_lookup.config": ("PromptLookupConfig",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
@@ -118,12 +118,12 @@ if TYPE_CHECKING:
     from hf_specdec.methods.auto.spec_memory import SpecMemory
     from hf_specdec.methods.common.config import SpecConfig
     from hf_specdec.methods.common.drafter import Drafter
-    from hf_specdec.methods.dflash.config import DFlashConfig
+    from hf_specdec.methods.dflash.method import DFlashConfig
     from hf_specdec.methods.draft_model.config import DraftModelConfig
-    from hf_specdec.methods.eagle3.config import Eagle3Config
+    from hf_specdec.methods.eagle3.method import Eagle3Config
     from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
-    from hf_specdec.methods.mtp.config import MtpConfig
-    from hf_specdec.methods.plain.config import PlainConfig
+    from hf_specdec.methods.mtp.method import MtpConfig
+    from hf_specdec.methods.plain.method import PlainConfig
     from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 else:
 

@@ -24,7 +24,7 @@ from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.forward.networks.draft_runner import DraftRunner
 from hf_specdec.methods.common.draft_scorer import cost_ratio
-from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
+from hf_specdec.methods.common.sampling import LogitsProcessorFn
 from hf_specdec.methods.common.translation import Translation
 
 MAX_PADDING = 1024  # ids by which vocabularies of one tokenizer differ, rounded up to a multiple for the hardware

@@ -22,7 +22,7 @@ from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import AskedRow
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
-from hf_specdec.methods.common.draw_noise import NoiseBelow
+from hf_specdec.methods.common.sampling import NoiseBelow
 
 OnToken = Callable[["SequenceState", int, int], Any]
 

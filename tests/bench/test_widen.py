@@ -9,7 +9,7 @@ import transformers as tf
 
 import hf_specdec
 from hf_specdec.errors import ConfigError, UnsupportedModelError
-from hf_specdec.methods.eagle3.checkpoint import save_head
+from hf_specdec.methods.eagle3.network import save_head
 from hf_specdec.tools.bench.loaded_model import load_model
 from hf_specdec.tools.bench.widen import check_widening, read_size, widen, widen_head
 from tests.bench.conftest import tiny_llama

@@ -10,7 +10,7 @@ from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
-from hf_specdec.methods.plain.drafter import PlainDrafter
+from hf_specdec.methods.plain.method import PlainDrafter
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from tests.helpers.drafts import TableScorer, random_table
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.methods.common.tree_width import at_common_width
+from hf_specdec.methods.common.draft_scorer import at_common_width
 
 
 def estimated(seed: int, size: int) -> DraftTree:

@@ -9,7 +9,7 @@ import pytest
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_model.config import DraftModelConfig
-from hf_specdec.methods.plain.config import PlainConfig
+from hf_specdec.methods.plain.method import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
 WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes")

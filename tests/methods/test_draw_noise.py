@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec import AutoSpecConfig, SpecMemory
 from hf_specdec.methods.auto.drafter import AutoDrafter
-from hf_specdec.methods.common.draw_noise import coupled
+from hf_specdec.methods.common.sampling import coupled
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.drafts import Table, TableScorer, drafted_by, random_table

@@ -14,9 +14,9 @@ from hf_specdec import (
     PromptLookupConfig,
     SpecConfig,
 )
-from hf_specdec.methods.dflash.config import DFlashConfig
-from hf_specdec.methods.eagle3.config import Eagle3Config
-from hf_specdec.methods.mtp.config import MtpConfig
+from hf_specdec.methods.dflash.method import DFlashConfig
+from hf_specdec.methods.eagle3.method import Eagle3Config
+from hf_specdec.methods.mtp.method import MtpConfig
 
 # By the fields of `vllm.config.SpeculativeConfig` and of the classes in `tensorrt_llm.llmapi`, whose name is a type.
 Export = dict[str, Any]

@@ -12,7 +12,7 @@ from hf_specdec.methods.auto.adaptive_weights import (
     AdaptiveWeights,
 )
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY
-from hf_specdec.methods.auto.sources import Said
+from hf_specdec.methods.auto.search import Said
 
 __all__ = [
     "LONGEST_STEP",

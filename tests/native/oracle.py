@@ -20,7 +20,7 @@ from hf_specdec.methods.auto.adaptive_weights import (
     MOST,
 )
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
-from hf_specdec.methods.auto.sources import (
+from hf_specdec.methods.auto.search import (
     COMMON,
     DRAFT,
     OWN,

@@ -22,8 +22,7 @@ from hf_specdec.kernels import native
 from hf_specdec.kernels.native.sources import sources_number
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
-from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import Likeliest, Sources
+from hf_specdec.methods.auto.search import Likeliest, Search, Sources
 from hf_specdec.methods.common import node_logits
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits

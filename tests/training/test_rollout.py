@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
-from hf_specdec.methods.eagle3.checkpoint import load_head
+from hf_specdec.methods.eagle3.network import load_head
 from hf_specdec.tools.train import HeadReport
 from hf_specdec.tools.train.batches import Texts, collated
 from hf_specdec.tools.train.examples import Example

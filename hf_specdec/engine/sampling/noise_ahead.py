@@ -33,7 +33,7 @@ class NoiseAhead:
     """Rows of exponentially distributed numbers, as `torch.multinomial` makes one for each token that it draws.
 
     The stream stays as it is until a draw is taken: rows are made by a copy of its generator. Where something else has
-    drawn from the stream since, they are made anew. Implements `methods.draw_noise.DrawNoise`.
+    drawn from the stream since, they are made anew. Implements `methods.common.sampling.DrawNoise`.
 
     Args:
         stream: what the text's tokens are drawn with.

@@ -10,12 +10,10 @@ import torch
 
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree, TreeBuilder
 from hf_specdec.methods.auto.recycled_logits import NUM_LIKELIEST, Entry, best_tokens, entries_of
-from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import Likeliest
+from hf_specdec.methods.auto.search import Likeliest, Search
 from hf_specdec.methods.common.draft_scorer import DraftScorer
-from hf_specdec.methods.common.draw_noise import DrawNoise, coupled
 from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
-from hf_specdec.methods.common.processed_rows import LogitsProcessorFn, process_rows
+from hf_specdec.methods.common.sampling import DrawNoise, LogitsProcessorFn, coupled, process_rows
 
 UNLIKELIEST = -7.0  # evidence of tokens that are drawn all the same, where the noise of their draw is small
 WIDTH = 10  # nodes scored by one forward of the draft model, at most

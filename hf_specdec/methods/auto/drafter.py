@@ -14,14 +14,13 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.draft_source import DraftSource
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
-from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import Likeliest, NoiseRow, Sources
+from hf_specdec.methods.auto.search import Likeliest, NoiseRow, Search, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.node_logits import Array, NodeLogits
-from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
+from hf_specdec.methods.common.sampling import LogitsProcessorFn
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look

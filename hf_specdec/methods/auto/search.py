@@ -1,17 +1,116 @@
 """The tree of one step: nodes that the target most likely accepts, found best first, and what is learned from them.
 
-Nodes are numbered as they are first drafted; the root is 0. The compiled core searches. Knows neither clocks nor
-models.
+A search reads, from long contexts to short ones: where the context stood before in this text and in earlier ones, and
+the target's recycled logits after the last three, two and one tokens; where there are none, the text's commonest
+tokens; what was likely in the place of the last token, since words that were left out often follow; and what a draft
+model says, where it has been asked. Nodes are numbered as they are first drafted; the root is 0. The compiled core
+searches. Knows neither clocks nor models.
 """
 
-from collections.abc import Sequence
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from hf_specdec.common.observer import SourceVote
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.kernels import native
-from hf_specdec.methods.auto.recycled_logits import Entry
-from hf_specdec.methods.auto.sources import Likeliest, NoiseRow, Sources
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
+from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
+
+NoiseRow = npt.NDArray[Any]  # (vocab_size,) fp32 of one draw, see `methods/common/sampling.py`
+Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says, by its place
+
+PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
+MOST_TRUST = 1.3
+OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
+COMMON, DRAFT, SIBLINGS = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
+NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
+    OWN: "text",
+    POOLED: "earlier_texts",
+    **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
+    COMMON: "text",
+    SIBLINGS: "recycled_logits",
+}
+
+
+class Likeliest(NamedTuple):
+    """The likeliest nodes in the order of their probabilities, the root first, each after its parent.
+
+    Attributes:
+        nodes (`list[int]`): their numbers in the search.
+        tokens (`tuple[int, ...]`): token of each.
+        parents (`tuple[int, ...]`): place of each one's parent in these lists; -1 for the root.
+        probabilities (`tuple[float, ...]`): that the target accepts it and all before it.
+        depths (`tuple[int, ...]`): distance of each from the root.
+    """
+
+    nodes: list[int]
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    depths: tuple[int, ...]
+
+    def child(self, place: int, token: int) -> int | None:
+        """Place of the node below `place` that holds `token`, if there is one."""
+        below = range(place + 1, len(self.tokens))
+        return next((node for node in below if self.parents[node] == place and self.tokens[node] == token), None)
+
+
+class Sources:
+    """Sources of one text.
+
+    Args:
+        memory: recycled logits and what was learned about the sources, this text's alone or shared.
+        is_sampled: whether tokens are drawn: other weights, since unlikely tokens come true more often.
+        uses_texts: whether earlier texts take part.
+        draft_source: what the draft is called in votes.
+
+    Attributes:
+        record (`array`): tokens of this text expected and accepted, faded.
+    """
+
+    def __init__(
+        self,
+        memory: SpecMemory,
+        *,
+        is_sampled: bool,
+        uses_texts: bool = True,
+        draft_source: str = "draft_model",
+    ) -> None:
+        self.pool = memory.pool if uses_texts else None
+        self.recycled = memory.recycled
+        self.learned = memory.adaptive_weights(is_sampled)
+        self.record = array("d", [PRIOR_COUNT, PRIOR_COUNT])
+        self._names = {**NAMES, DRAFT: draft_source}
+
+    @property
+    def trust(self) -> float:
+        """Accepted tokens of this text over those expected, at most 1.3.
+
+        What was learned from other texts says little of one that is drawn at another temperature.
+        """
+        expected, accepted = self.record
+        return min(MOST_TRUST, (accepted + PRIOR_COUNT) / (expected + PRIOR_COUNT))
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Earlier texts, recycled logits and what was learned, for the compiled core; `None` for what takes no part."""
+        young, old = (None, None) if self.pool is None else [index.arrays for index in self.pool.indexes]
+        return young, old, self.recycled.arrays, (*self.learned.arrays, self.record)
+
+    def votes(self, token: int, said: Said, weights: Sequence[float]) -> tuple[SourceVote, ...]:
+        """Get what each source that knows `token` said of it, the one that added most first."""
+        votes = []
+        for place, (tokens, evidence) in said:
+            if token in tokens:
+                value = evidence[tokens.index(token)]
+                probability = 1.0 / (1.0 + math.exp(FLOOR - value))
+                votes.append(SourceVote(self._names[place], probability, weights[place] * value))
+        return tuple(sorted(votes, key=lambda vote: -vote.weight))
 
 
 class Search:

@@ -21,8 +21,8 @@ from transformers.generation import CandidateGenerator
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.draw_noise import DrawNoise
 from hf_specdec.methods.common.node_logits import Array, NodeLogits
+from hf_specdec.methods.common.sampling import DrawNoise
 
 TOKEN_COST = 0.045  # what a token more adds to a forward of one, where nothing is known: a CPU, fp32
 

@@ -16,7 +16,7 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.draft_scorer import DraftScorer
 from hf_specdec.methods.common.drafter import TOKEN_COST, BaseDrafter
-from hf_specdec.methods.common.processed_rows import LogitsProcessorFn
+from hf_specdec.methods.common.sampling import LogitsProcessorFn
 from hf_specdec.methods.common.translation import Translation
 
 Kept = TypeVar("Kept")

@@ -15,9 +15,8 @@ from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
 from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
-from hf_specdec.methods.common.draw_noise import coupled
 from hf_specdec.methods.common.node_logits import NodeLogits
-from hf_specdec.methods.common.processed_rows import LogitsProcessorFn, process_rows
+from hf_specdec.methods.common.sampling import LogitsProcessorFn, coupled, process_rows
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts, GainCurve
 from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig

@@ -4,6 +4,7 @@ Knows nothing of trees, caches or targets: masks, positions and a cache are give
 embeddings are those of transformers' llama and qwen3.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.methods.common.draft_head import PairHead, within
+from hf_specdec.methods.common.head_files import write_head
 from hf_specdec.methods.common.layer_head import LayerHead
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 
@@ -115,3 +117,19 @@ def _read_two_inputs(layer: Any, hidden_size: int, hidden_norm: nn.Module) -> No
 def _window_of(layer: Any) -> int | None:
     window: int | None = getattr(layer.self_attn, "sliding_window", None)
     return window
+
+
+load_head = Eagle3Head.read
+
+
+def save_head(head: Eagle3Head, folder: str | os.PathLike[str]) -> None:
+    """Write `folder`/config.json and `folder`/model.safetensors in the speculators format.
+
+    Raises:
+        OSError: they cannot be written; a file that was there stays as it is.
+    """
+    weights = dict(head.state_dict())
+    if head.d2t is not None:  # the same for who reads it by the target's ids
+        is_drafted = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        weights["t2d"] = is_drafted.index_fill(0, head.target_ids.cpu(), True)
+    write_head(folder, head, head.config.to_dict(), weights)

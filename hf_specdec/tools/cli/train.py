@@ -9,7 +9,7 @@ import typer
 
 from hf_specdec.common.files import json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.checkpoint import load_head
+from hf_specdec.methods.eagle3.network import load_head
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.models import load
 from hf_specdec.tools.cli.options import LoadOptions

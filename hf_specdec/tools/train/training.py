@@ -30,8 +30,7 @@ from hf_specdec.compat.models import generation_model, text_config
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.checkpoint import save_head
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.eagle3.network import Eagle3Head, save_head
 from hf_specdec.tools.train.batches import Texts, collated, in_batches, measured
 from hf_specdec.tools.train.config import HeadTraining
 from hf_specdec.tools.train.examples import Entry, Example, ExampleReader, Item

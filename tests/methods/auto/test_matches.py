@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec.methods.auto.sources import Sources
+from hf_specdec.methods.auto.search import Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool

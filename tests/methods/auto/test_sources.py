@@ -6,8 +6,7 @@ import torch
 
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
-from hf_specdec.methods.auto.search import Search
-from hf_specdec.methods.auto.sources import MOST_TRUST, Sources
+from hf_specdec.methods.auto.search import MOST_TRUST, Search, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from tests.native.recycled import put

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.methods.common.tree_width import at_common_width
+from hf_specdec.methods.common.draft_scorer import at_common_width
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter

@@ -11,8 +11,8 @@ import torch
 import hf_specdec
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.dflash.network import DFlashHead
-from hf_specdec.methods.eagle3.checkpoint import save_head as save_eagle3
 from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.eagle3.network import save_head as save_eagle3
 from tests.helpers.head_models import random_dflash_head, save_dflash
 from tests.helpers.heads import random_head
 from tests.helpers.support import PROMPT, plain

@@ -11,7 +11,7 @@ import torch
 from hf_specdec.methods.common.draft_head import PairHead
 from hf_specdec.methods.common.entry import HeadKind, Method, Source
 from hf_specdec.methods.common.head_files import HeadFiles, write_head
-from hf_specdec.methods.draft_model.head_config import HeadConfig
+from hf_specdec.methods.draft_model.config import HeadConfig
 from hf_specdec.methods.draft_model.method import drafter_of
 
 CACHED = (1, 2, 2)  # heads, key size, value size: it attends to nothing, and every head has a cache
