@@ -14,9 +14,9 @@ from hf_specdec.forward.model_runner import MAX_UNCACHED, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.prompt import PromptStart
 from hf_specdec.kernels.cpu import tried
+from hf_specdec.methods.common.draft_scorer import at_common_width
 from hf_specdec.methods.common.drafter import DraftCost
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
-from hf_specdec.methods.common.tree_width import at_common_width
 
 
 @dataclass(slots=True)

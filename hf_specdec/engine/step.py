@@ -27,7 +27,6 @@ from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import TopTokens
-from hf_specdec.methods.common.draft_scorer import at_common_width
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
 
 
