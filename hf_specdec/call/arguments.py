@@ -49,7 +49,6 @@ TUNING = (  # do nothing by themselves, here neither where a generation configur
     "target_lookbehind",
 )
 ASSISTED_ARGUMENTS = (*MODES, *TUNING)
-STARTING = ("prompt_lookup_num_tokens",)  # would begin transformers' own speculation
 DRAFTS = ("assistant_model", "assistant_tokenizer")
 
 
@@ -115,7 +114,7 @@ def read_request(unread: Request) -> Request:
     if not isinstance(value, (str, Method)):
         return _with_users_drafter(request, value, (named_configs or None) if config is None else config)
     method = value if isinstance(value, Method) else resolve(value)
-    parsed = _parsed_config(unread, method, config, arguments)
+    parsed = _parsed_config(unread, method, config)
     if observer is not None and parsed.engine == "assisted":
         remedy = 'Leave it out, or use engine="loop": transformers\' loop has no steps to show.'
         raise ConfigError("spec_observer", 'must be unset with engine="assisted"', observer, remedy)
@@ -170,8 +169,6 @@ def merged_arguments(model: PreTrainedModel, usual: Mapping[str, Any], call: Map
     if method is other:
         return merged
     left = {"spec_config", *config_arguments()}
-    if isinstance(other, Method):
-        left |= other.config_class.transformers_arguments.keys()
     if not isinstance(method, Method) or not (method.takes_draft_model or method.takes_draft_head):
         left |= {*DRAFTS}
     return {name: value for name, value in merged.items() if name in call or name not in left}
@@ -196,7 +193,7 @@ def _method_of(request: Request) -> tuple[Any, bool]:
     value, is_default = arguments.get("spec_method"), False
     has_default = isinstance(value, DefaultMethod)
     if "spec_method" not in arguments or has_default:
-        named = _named_method(arguments if has_default else _named_configs(arguments))
+        named = _named_method(arguments)
         if named is not None:
             value = named
         elif (configured := _configured_method(request)) is not None:
@@ -215,9 +212,9 @@ def _named_configs(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_method(arguments: Mapping[str, Any]) -> str | None:
-    """The method of an argument that carries its configuration, or of transformers' own speculation."""
+    """The method of an argument that carries its configuration."""
     configs = _named_configs(arguments)
-    return config_arguments()[next(iter(configs))].name if configs else _method_instead(arguments)
+    return config_arguments()[next(iter(configs))].name if configs else None
 
 
 def _configured_method(request: Request) -> Any:
@@ -230,25 +227,7 @@ def _configured_method(request: Request) -> Any:
     return None
 
 
-def _method_instead(arguments: Mapping[str, Any]) -> str | None:
-    """The method in whose place transformers' speculation is asked for by an argument; `None` without one."""
-    modes = [name for name in MODES if arguments.get(name) is not None]
-    takers = (m.name for name in modes for m in METHODS.values() if name in m.config_class.transformers_arguments)
-    return next(takers, None)
-
-
-def _replaced_arguments(request: Request, method: Method, config: Any, arguments: dict[str, Any]) -> Any:
-    """Takes transformers' arguments of the method's own speculation out of `arguments`, as its configuration."""
-    names = method.config_class.transformers_arguments
-    passed = {name: value for name in names if (value := arguments.pop(name, None)) is not None}
-    if config is None:
-        return {name: value for name in names if (value := request.configured(name)) is not None} | passed or None
-    for name, value in passed.items():
-        raise ConfigError(name, "must not come with another configuration", value, "Give only one of them.")
-    return config
-
-
-def _parsed_config(unread: Request, method: Method, config: Any, arguments: dict[str, Any]) -> SpecConfig:
+def _parsed_config(unread: Request, method: Method, config: Any) -> SpecConfig:
     """The method's configuration: the call's, that of a generation configuration, or the one `enable` was given."""
     named_configs = _named_configs(unread.arguments)
     config, field = _only_config(method, config, named_configs), next(iter(named_configs), "spec_config")
@@ -257,7 +236,7 @@ def _parsed_config(unread: Request, method: Method, config: Any, arguments: dict
     reserved = state_of(unread.model).defaults.get(method.name)
     if config is None:
         config, field = reserved, "spec_config"
-    parsed = method.config_class.parse(_replaced_arguments(unread, method, config, arguments), field)
+    parsed = method.config_class.parse(config, field)
     if reserved is not None:
         parsed.check_within(reserved, field)
     return parsed

@@ -11,7 +11,6 @@ from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 
 from hf_specdec.call.arguments import (
     ASSISTED_ARGUMENTS,
-    STARTING,
     added_arguments,
     check_spelling,
     named_arguments,
@@ -30,7 +29,7 @@ from hf_specdec.compat.caches import CACHE, STATIC_NAMES
 from hf_specdec.compat.devices import device_mesh, input_device
 from hf_specdec.compat.generation import merged_criteria
 from hf_specdec.compat.models import virtual_tokens_fault
-from hf_specdec.compat.settings import is_assistants_call, without_defaults
+from hf_specdec.compat.settings import is_assistants_call
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import with_stats
@@ -86,8 +85,7 @@ def decode(
 
     Takes the arguments that an enabled model's `generate` takes. transformers drops `streamer`, `assistant_model`,
     `tokenizer` and `assistant_tokenizer` before it calls a function; give the first two under the names below, and
-    enable the model for `stop_strings` or a draft with a tokenizer of its own. Settings of assisted generation that a
-    configuration of the call has at transformers' own defaults, as `num_assistant_tokens=20`, count as unset.
+    enable the model for `stop_strings` or a draft with a tokenizer of its own.
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from transformers.
@@ -99,8 +97,7 @@ def decode(
     check_prompt(model, input_ids, has_embeddings=kwargs.get("inputs_embeds") is not None, of_decoder=True)
     arguments = {name: kwargs.pop(name) for name in (*added_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
     arguments |= {"assistant_model": spec_assistant_model, "streamer": spec_streamer}
-    config = without_defaults(generation_config, ASSISTED_ARGUMENTS)
-    request = read_request(Request(model, arguments, config))
+    request = read_request(Request(model, arguments, generation_config))
     if request.method is NO_METHOD:
         check_no_choice(arguments)
     else:
@@ -232,7 +229,10 @@ def _plainly(inner: Generate, request: Request, plan: CallPlan) -> Any:
     """The call as transformers' own `generate` decodes it."""
     log_notes(request.model, plan)
     with plain_kernels(request.model):
-        output = inner(**_plain_arguments(request))
+        arguments = dict(request.arguments)
+        if as_head(arguments.get("assistant_model")) is not None:  # transformers drafts with none
+            del arguments["assistant_model"]
+        output = inner(**arguments)
     if isinstance(output, torch.Tensor) or not hasattr(output, "sequences"):
         return output
     stats = SpecStats.of(plan)
@@ -240,17 +240,9 @@ def _plainly(inner: Generate, request: Request, plan: CallPlan) -> Any:
     return with_stats(output, stats)
 
 
-def _plain_arguments(request: Request) -> dict[str, Any]:
-    """Arguments of `generate` without those by which transformers would begin speculation of its own."""
-    arguments = request.without(*(name for name in STARTING if name in request.config.transformers_arguments))
-    if as_head(arguments.get("assistant_model")) is not None:  # transformers drafts with none
-        del arguments["assistant_model"]
-    return arguments
-
-
 def _decoding_arguments(request: Request) -> dict[str, Any]:
     """Arguments of `generate` for a decoding method of this package, to which it hands the prepared call."""
-    left_out, criteria = [*STARTING], {}
+    left_out, criteria = list[str](), {}
     # transformers loses the tokenizer on the way to a decoding method.
     if (stop_strings := request.setting("stop_strings")) is not None:
         if (tokenizer := request.arguments.get("tokenizer")) is None:

@@ -45,19 +45,6 @@ def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
     return bool(getattr(kwargs.get("generation_config"), "is_assistant", False))
 
 
-def without_defaults(generation_config: GenerationConfig, names: Iterable[str]) -> GenerationConfig:
-    """A prepared configuration in which those settings are unset that have the values which `generate` fills in.
-
-    Whoever asks for just these values by a configuration of the call cannot be told from who asks for nothing.
-    """
-    defaults = generation_config._get_default_generation_params()
-    config = copy.copy(generation_config)
-    for name in names:
-        if name in defaults and getattr(config, name, None) == defaults[name]:
-            setattr(config, name, None)
-    return config
-
-
 def accepted_arguments(model: PreTrainedModel) -> set[str]:
     """Arguments of the model's `generate` and forward, and settings of a generation configuration."""
     functions = [model.__class__.generate, GenerationMixin.generate, model.forward, model.prepare_inputs_for_generation]

@@ -14,11 +14,14 @@ from hf_specdec.compat.models import num_embeddings
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.registry import METHODS
 
 CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 INSTEAD = {
+    "prompt_lookup_num_tokens": 'Use spec_method="prompt_lookup" with spec_config={"max_draft_len": ...} in its place.',
+    "max_matching_ngram_size": 'Say it in the spec_config of spec_method="prompt_lookup".',
+    "num_assistant_tokens": 'Use spec_config={"draft_len": ...} of a method that drafts with a model or head.',
+    "assistant_confidence_threshold": 'Use spec_config={"confidence_threshold": ...} of such a method.',
     "assistant_early_exit": 'Use spec_method="draft_model" with hf_specdec.self_draft(model, layers=...) in its place.',
     "use_mtp": 'Use spec_method="mtp" in its place.',
     "speculation_type": 'Use spec_method="dflash" in its place.',
@@ -75,20 +78,20 @@ def passed_objects(request: Request) -> None:
 
 
 def check_taken(request: Request) -> None:
-    """Refuse transformers' arguments of assisted generation that the method does not take over.
+    """Refuse transformers' arguments of assisted generation.
 
     Raises:
-        ConfigError: names the first of them, and the method that takes it.
+        ConfigError: names the first of them, and what takes its place.
     """
     method = request.method
     for name in ASSISTED_ARGUMENTS:
         value = request.setting(name) if name in MODES else request.arguments.get(name)
-        if name in method.config_class.transformers_arguments or value is None or value is False:
+        if value is None or value is False:
             continue
         unset = f"pass {name}=None, as a generation configuration sets it, or change it there"
         left_out = "leave it out" if name in request.arguments else unset
         drafting = f'spec_method="{method.name}"' if method.name else "a drafter of your own"
-        remedy = f"{_instead(name)} Else {left_out}, or pass spec_method=None."
+        remedy = f"{INSTEAD[name]} Else {left_out}, or pass spec_method=None."
         raise ConfigError(name, f"must be unset with {drafting}", value, remedy)
     if (tokenizer := request.arguments.get("assistant_tokenizer")) is not None:
         rule, remedy = "must come with an assistant_model", "Leave it out, or add one."
@@ -106,14 +109,8 @@ def check_no_choice(arguments: Mapping[str, Any]) -> None:
     """
     for name in CHOICES:
         if arguments.get(name):
-            remedy = f"{_instead(name)} Or leave out custom_generate."
+            remedy = f"{INSTEAD[name]} Or leave out custom_generate."
             raise ConfigError(name, "must come with a spec_method in custom_generate", arguments[name], remedy)
-
-
-def _instead(name: str) -> str:
-    """Remedy for an argument of transformers' that a call's method does not take."""
-    takers = " or ".join(f'"{m.name}"' for m in METHODS.values() if name in m.config_class.transformers_arguments)
-    return f"Use spec_method={takers}, which takes it." if takers else INSTEAD[name]
 
 
 def prompt(request: Request) -> None:

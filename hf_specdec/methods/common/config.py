@@ -41,7 +41,6 @@ class SpecConfig:
     list_form: ClassVar[tuple[str, ...]] = ()
     min_list_entries: ClassVar[int] = 1
     device_fields: ClassVar[Mapping[str, str]] = {}  # "target" or "draft" -> the field that lists its devices
-    transformers_arguments: ClassVar[Mapping[str, str]] = {}  # transformers' own arguments -> the fields they set
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, get_args(Engine))

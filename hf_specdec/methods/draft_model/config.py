@@ -78,10 +78,6 @@ class DraftModelConfig(SpecConfig):
         "target": "target_model_device_list",
         "draft": "draft_model_device_list",
     }
-    transformers_arguments: ClassVar[Mapping[str, str]] = {
-        "num_assistant_tokens": "draft_len",
-        "assistant_confidence_threshold": "confidence_threshold",
-    }
     first_len: ClassVar[int] = 4
     longest: ClassVar[int] = 16
     tree_nodes: ClassVar[int] = 32

@@ -59,10 +59,6 @@ class PromptLookupConfig(SpecConfig):
         "prompt_lookup_num_tokens": "max_draft_len",
         "num_draft_tokens": "max_draft_len",
     }
-    transformers_arguments: ClassVar[Mapping[str, str]] = {
-        "prompt_lookup_num_tokens": "max_draft_len",
-        "max_matching_ngram_size": "max_matching_ngram_size",
-    }
     list_form: ClassVar[tuple[str, ...]] = ("max_draft_len", "max_matching_ngram_size", "device_list")
     device_fields: ClassVar[Mapping[str, str]] = {"target": "device_list"}
 

@@ -1,4 +1,4 @@
-"""transformers' arguments of assisted generation next to a method: taken over, or refused with what takes them."""
+"""transformers' arguments of assisted generation next to a method are refused, with what takes their place."""
 
 from typing import Any
 
@@ -7,17 +7,16 @@ from transformers import GenerationConfig
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.draft_model.config import DraftModelConfig
 from tests.helpers.support import PROMPT, plain, speculative
 from tests.helpers.zoo import FAMILIES, build
 
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 LEFT = "or pass spec_method=None"
 REFUSED: dict[str, tuple[str, Any, str]] = {
-    "prompt_lookup_num_tokens": ("auto", 10, 'Use spec_method="prompt_lookup", which takes it'),
-    "max_matching_ngram_size": ("lookahead", 2, 'Use spec_method="prompt_lookup", which takes it'),
-    "num_assistant_tokens": ("prompt_lookup", 5, '"draft_model" or "eagle3"'),
-    "assistant_confidence_threshold": ("auto", 0.0, '"draft_model" or "eagle3"'),
+    "prompt_lookup_num_tokens": ("auto", 10, 'spec_config={"max_draft_len": ...}'),
+    "max_matching_ngram_size": ("lookahead", 2, "spec_config of spec_method"),
+    "num_assistant_tokens": ("draft_model", 5, 'spec_config={"draft_len": ...}'),
+    "assistant_confidence_threshold": ("auto", 0.5, '{"confidence_threshold": ...}'),
     "assistant_early_exit": ("draft_model", 1, "self_draft"),
     "num_assistant_tokens_schedule": ("draft_model", "constant", "confidence_threshold"),
     "assistant_lookbehind": ("draft_model", 10, "word boundary"),
@@ -43,45 +42,6 @@ def decode(model: Any, *args: Any, assistant_model: Any = None, **kwargs: Any) -
 ROUTES = [speculative, decode]
 
 
-def lengths(model: Any, route: Any = speculative, **kwargs: Any) -> set[int]:
-    """Drafted tokens of the steps but the last two, whose drafts end with the text; the text is plain generation's."""
-    result: list[int] = []
-    output = route(
-        model, PROMPT, **CALL, **kwargs, spec_observer=lambda step: result.append(step.tree.num_draft_tokens)
-    )
-    assert output.tolist() == plain(model, PROMPT, **CALL).tolist()
-    return set(result[:-2])
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("by", ["argument", "generation_config"])
-def test_the_settings_of_a_draft_model_are_taken_over(model: Any, by: str, route: Any) -> None:
-    """Without the threshold drafts end where more would cost time; the draft is the model itself."""
-    theirs: dict[str, Any] = {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.0}
-    inputs = theirs if by == "argument" else {"generation_config": GenerationConfig(**theirs, pad_token_id=0)}
-    draft = build(FAMILIES["llama"])
-    assert lengths(model, route, spec_method="draft_model", assistant_model=draft, **inputs) == {2}
-
-
-def test_what_transformers_fills_in_is_no_setting(model: Any) -> None:
-    """Its `generate` hands a custom method 20 tokens and a threshold of 0.4 where no one has asked for them."""
-    by_draft = {"spec_method": "draft_model", "assistant_model": build(FAMILIES["llama"])}
-    assert lengths(model, decode, **by_draft, assistant_confidence_threshold=0.0) == {DraftModelConfig().start_len}
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
-        ({"spec_config": {"draft_len": 4}, "num_assistant_tokens": 3}, "num_assistant_tokens"),
-    ],
-)
-def test_two_ways_to_say_one_thing_are_refused(model: Any, route: Any, call: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError, match="Give only one") as error:
-        route(model, PROMPT, **CALL, spec_method="draft_model", assistant_model=build(FAMILIES["llama"]), **call)
-    assert error.value.field == field
-
-
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_missing_head_is_named(model: Any, route: Any) -> None:
     with pytest.raises(ConfigError, match="AutoDraftHead") as error:
@@ -89,19 +49,13 @@ def test_a_missing_head_is_named(model: Any, route: Any) -> None:
     assert error.value.field == ("assistant_model" if route is speculative else "spec_assistant_model")
 
 
-def test_one_of_many_prompts_is_taken_over_too(model: Any) -> None:
+def test_one_of_many_prompts_may_have_another_method(model: Any) -> None:
     """The job's settings are left aside by a prompt with another method."""
-    ours: list[dict[str, Any]] = [{}, {"spec_method": "prompt_lookup"}, {"spec_method": None}]
-    prompts = [{"input_ids": PROMPT, **settings} for settings in ours]
-    draft = build(FAMILIES["llama"])
-    job = {"spec_method": "draft_model", "assistant_model": draft, "num_assistant_tokens": 2}
-    results = list(hf_specdec.generate_many(model, prompts, **CALL, **job))
-    assert [result.error for result in results] == [None] * 3
-    assert [result.stats.method for result in sorted(results, key=lambda result: result.index)] == [
-        "draft_model",
-        "prompt_lookup",
-        "plain",
-    ]
+    prompts = [{"input_ids": PROMPT, **ours} for ours in ({}, {"spec_method": "prompt_lookup"}, {"spec_method": None})]
+    job = {"spec_method": "draft_model", "assistant_model": build(FAMILIES["llama"]), "spec_config": {"draft_len": 2}}
+    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **CALL, **job)}
+    assert [results[index].error for index in range(3)] == [None] * 3
+    assert [results[index].stats.method for index in range(3)] == ["draft_model", "prompt_lookup", "plain"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -147,9 +101,8 @@ def test_a_tokenizer_of_no_draft_is_refused(model: Any, method: str) -> None:
     ("method", "name"), [("prompt_lookup", "prompt_lookup_num_tokens"), ("draft_model", "num_assistant_tokens")]
 )
 def test_a_wrong_value_is_named_as_it_was_given(model: Any, method: str, name: str) -> None:
-    for inputs in ({name: 0}, {"spec_config": {name: 0}}):
-        with pytest.raises(ConfigError, match=f"`{name}` must be a whole number of at least 1 and .*, but is 0"):
-            model.generate(PROMPT, **CALL, spec_method=method, **inputs)
+    with pytest.raises(ConfigError, match=f"`{name}` must be a whole number of at least 1 and .*, but is 0"):
+        model.generate(PROMPT, **CALL, spec_method=method, spec_config={name: 0})
 
 
 @pytest.mark.parametrize("where", ["argument", "generation_config"])

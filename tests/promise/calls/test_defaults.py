@@ -67,19 +67,14 @@ def test_a_default_of_a_draft_model_leaves_its_drafts_to_transformers(engine: st
 
 
 @pytest.mark.parametrize("mode", HONOURED_BY_PLAIN)
-@pytest.mark.parametrize("method", ["draft_model", "auto", "prompt_lookup"])
+@pytest.mark.parametrize("method", ["draft_model", "auto"])
 def test_a_default_that_steps_aside_takes_what_it_drafts_with_along(model: Any, method: str, mode: str) -> None:
     """transformers' assisted generation, which no one asked for, refuses these modes too."""
     settings: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, **MODES[mode]}
     expected = ids_of(plain(model, PROMPT, **settings))
-    if method == "prompt_lookup":
-        calls = ({"prompt_lookup_num_tokens": 3}, {})
-        config = GenerationConfig(spec_method=method, pad_token_id=0, prompt_lookup_num_tokens=3)
-    else:
-        calls = ({"assistant_model": build(FAMILIES["llama"])},)
-        config = GenerationConfig(spec_method=method, pad_token_id=0)
-    for call in calls:
-        assert ids_of(model.generate(PROMPT, generation_config=config, **settings, **call)) == expected
+    call = {"assistant_model": build(FAMILIES["llama"])}
+    config = GenerationConfig(spec_method=method, pad_token_id=0)
+    assert ids_of(model.generate(PROMPT, generation_config=config, **settings, **call)) == expected
 
 
 @pytest.mark.parametrize("method", ["draft_model", "lookahead"])

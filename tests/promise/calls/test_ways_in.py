@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5ForConditionalGeneration
 
 import hf_specdec
-from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, PROMPT
 from tests.helpers.zoo import FAMILIES, build
 
@@ -167,35 +166,6 @@ def test_the_mixin_gives_a_class_the_argument(fresh: Any, expected: list[list[in
     assert accepted(hf_specdec.enable(model), expected) > 0
     assert accepted(hf_specdec.disable(model), expected) > 0, "the class still has it"
     assert accepted(copy.deepcopy(model), expected) > 0
-
-
-class OldNames(LlamaForCausalLM):
-    """Code written for transformers before 5.24, and adapted where it prepares its inputs."""
-
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
-        use_cache: Any = None,
-        logits_to_keep: int = 0,
-        return_dict: Any = None,
-    ) -> Any:
-        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, CACHE: past_key_values}
-        return super().forward(input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep, **inputs)
-
-    def prepare_inputs_for_generation(self, input_ids: Any, **kwargs: Any) -> Any:
-        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        inputs["past_key_values"] = inputs.pop(CACHE, None)
-        return inputs
-
-
-def test_a_class_may_call_the_cache_otherwise_in_its_forward(fresh: Any, expected: list[list[int]]) -> None:
-    model = OldNames(fresh.config).eval()
-    model.load_state_dict(fresh.state_dict())
-    model.generation_config = fresh.generation_config
-    assert accepted(hf_specdec.enable(model), expected) > 0
 
 
 def test_decode_needs_no_enabling(fresh: Any, expected: list[list[int]]) -> None:

@@ -66,7 +66,6 @@ def _without_addresses(value: object) -> str:
         {"spec_method": "prompt_lookup", "spec_config": [3, 2, ["cpu"]]},
         {"spec_method": "prompt_lookup", "spec_config": "[3, 2, ['cpu']]"},
         {"spec_method": "ngram", "spec_config": [3]},
-        {"spec_method": "prompt_lookup", "prompt_lookup_num_tokens": 3},
         {"spec_method": "prompt_lookup", "prompt_lookup_config": [3, 2, ["cpu"]]},
         {"spec_method": "ngram", "ngram_config": [3, 2, ["cpu"]]},
         {"spec_method": "prompt_lookup", "ngram_config": [3, 2, ["cpu"]]},
