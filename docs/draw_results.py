@@ -19,6 +19,14 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "auto-by-task.svg"
 SHOWN = "smollm2-cpu-avx512"
+TITLES = {  # of pages, most of whose models and machines are the same
+    "smollm2-cpu-avx512": "SmolLM2 on one CPU thread, bf16",
+    "smollm2-cpu-avx512-sampled": "SmolLM2 on one CPU thread, bf16, sampled",
+    "smollm2-cpu-avx512-fp32": "SmolLM2 on one CPU thread, fp32",
+    "smollm2-cpu-avx512-2-threads": "SmolLM2 on two CPU threads, bf16",
+    "beside-its-peers": "SmolLM2 beside other libraries",
+    "beside-its-peers-embedded": "The embedded target beside other libraries",
+}
 BARS = {
     "transformers:prompt_lookup": ("transformers' prompt lookup", "#c8ccd2"),
     "plain, same kernels": ("plain, same kernels", "#a9c8fb"),
@@ -30,7 +38,7 @@ LINES = {
     "transformers:prompt_lookup": "transformers' prompt lookup",
     "plain, same kernels": '`"plain"`: nothing drafted, this package\'s kernels',
     "auto": '`"auto"`',
-    "auto+head": '`"auto"` with the EAGLE-3 head that ships',
+    "auto+head": '`"auto"` with the draft head of `hf_specdec[models]`',
     "llama.cpp bf16": "llama.cpp, bf16",
     "OpenVINO f16, lookup": "OpenVINO GenAI, fp16, with its prompt lookup",
     "auto, Q8_0": '`"auto"`, weights in Q8_0',
@@ -45,7 +53,8 @@ def main() -> None:
     plt.rcParams.update({"svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 9, "svg.hashsalt": "docs"})
     for file in sorted(RESULTS.glob("*.jsonl")):
         header, records = read_records(file)
-        write_page(file.with_suffix(".md"), header, records, by_cpu_time=header["threads"] == 1)
+        page, _ = write_page(file.with_suffix(".md"), header, records, by_cpu_time=header["threads"] == 1)
+        page.write_text(titled(page.stem, page.read_text("utf-8")), "utf-8")
     header, records = read_records(RESULTS / f"{SHOWN}.jsonl")
     by_task(describe(header)[0], speeds_of(records)).savefig(
         PICTURE, bbox_inches="tight", facecolor="white", metadata={"Date": None}
@@ -54,6 +63,11 @@ def main() -> None:
     before, _, rest = readme.read_text("utf-8").partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
     readme.write_text(before + MARKS[0] + table_of(records) + MARKS[1] + after, "utf-8")
+
+
+def titled(name: str, text: str) -> str:
+    """Text of a page under the title of its name, where it has one."""
+    return f"# {TITLES[name]}\n\n{text.removeprefix('# ')}" if name in TITLES else text
 
 
 def speeds_of(records: list[dict[str, Any]]) -> Any:

@@ -24,7 +24,7 @@ def test_the_embedded_target_is_measured_in_fp32_on_one_thread(run: Run, tmp_pat
     header, records = read_records(path)
     assert (header["model"], header["dtype"], header["threads"]) == ("embedded", "float32", 1)
     assert len(records) == 3 * 2 * 2
-    for word in (*ROWS, "overall", "tokens/step", "first token ms", "equal", "1 threads", "by the clock"):
+    for word in (*ROWS, "overall", "tokens/step", "first token ms", "equal", "1 thread", "by the clock"):
         assert word in result.stdout
 
 

@@ -160,10 +160,10 @@ def test_every_method_of_the_page_runs(racer: Racer) -> None:
 
 
 def test_what_a_model_cannot_do_does_not_race(racer: Racer) -> None:
-    tokenizer, family = racer.loaded.tokenizer, FAMILIES["gpt_neo"]
+    tokenizer, family = racer.loaded.tokenizer, FAMILIES["minimax"]
     model = build(dataclasses.replace(family, options={**family.options, "vocab_size": len(tokenizer)}))
     tight = dataclasses.replace(LIMITS, max_new_tokens=8, max_prompt_tokens=1)
-    other = Racer(LoadedModel(hf_specdec.enable(model), tokenizer, "gpt_neo"), tight)
+    other = Racer(LoadedModel(hf_specdec.enable(model), tokenizer, "minimax"), tight)
     other.warm_up()
     assert other.methods == ["auto", "prompt_lookup"]
     with pytest.raises(ConfigError, match="`methods` must be among Auto, Prompt lookup on this page"):

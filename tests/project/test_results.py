@@ -26,7 +26,8 @@ def test_a_page_says_what_its_records_say(file: Path) -> None:
     (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page)
     assert (RESULTS / picture).is_file()
     header, records = read_records(file)
-    assert page == page_text(picture, header, records, by_cpu_time=header["threads"] == 1)
+    text = page_text(picture, header, records, by_cpu_time=header["threads"] == 1)
+    assert page == runpy.run_path(str(ROOT / "docs" / "draw_results.py"))["titled"](file.stem, text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])

@@ -14,6 +14,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat.attention import attention_implementation
+from hf_specdec.errors import counted
 from hf_specdec.kernels.quantization.weights import num_parameters, precision_of
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 
@@ -54,7 +55,7 @@ def describe(header: Mapping[str, Any]) -> list[str]:
     """Describe a header in lines for people."""
     settings, versions = header["settings"], header["versions"]
     size = f"{header['num_parameters'] / 1e6:.1f}M parameters, " if "num_parameters" in header else ""
-    machine = f"{header['device']}, {header['cpu']}, {header['cores']} cores, {header['threads']} threads"
+    machine = f"{header['device']}, {header['cpu']}, {header['cores']} cores, {counted(header['threads'], 'thread')}"
     return [
         f"{header['model']}, {size}{header['dtype']}; {machine}",
         ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None),

@@ -16,6 +16,7 @@ from hf_specdec.common.stats import SpecStats
 from hf_specdec.tools.command_errors import INTERRUPTED, note, process_rank
 
 PIPE_WIDTH = 240  # outside a terminal, so that no row of a table breaks
+FACTS_WIDTH = 100  # of sentences, which a reader's eye follows
 
 
 def stdout_console() -> Console:
@@ -31,6 +32,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 def print_facts(facts: Mapping[str, Mapping[str, object]]) -> None:
     """Print titled groups of names and values, one under the other."""
     console = stdout_console()
+    console.width = min(console.width, FACTS_WIDTH)
     for title, group in facts.items():
         table = rich.table.Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)

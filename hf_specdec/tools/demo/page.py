@@ -105,7 +105,8 @@ class Page:
             self.link = gr.HTML("", elem_id="link", scale=1)
         with gr.Tabs():
             with gr.Tab("Race"):
-                self.lanes = gr.HTML("", elem_id="lanes")
+                empty = "The lanes come here: transformers' generate, plain decoding by this package, and each method."
+                self.lanes = gr.HTML(draw_notice(empty), elem_id="lanes")
                 label = "As hf-specdec bench counts, of this one run"
                 self.table = gr.Dataframe(visible=False, interactive=False, elem_id="table", label=label, buttons=[])
             with gr.Tab("Inside a step"), gr.Column(elem_id="step-panel"):
