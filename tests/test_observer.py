@@ -19,7 +19,6 @@ PROMPT = """    parser.add_argument("-v", "--verbose", action="store_true", defa
 """
 METHODS: dict[str, dict[str, Any]] = {
     "chain": {"spec_method": "prompt_lookup"},
-    "tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4, "max_nodes": 12}},
     "lookahead": {"spec_method": "lookahead"},
     "draft_model": {"spec_method": "draft_model"},
     "draft_tree": {"spec_method": "draft_model", "spec_config": {"num_branches": 3}},
@@ -90,7 +89,6 @@ def test_a_head_is_called_by_its_method(target: Any, tokenizer: Any) -> None:
     ("method", "config"),
     [
         ("prompt_lookup", {"pool": "shared"}),
-        ("prompt_lookup", {"pool": "shared", "num_branches": 4}),
         ("auto", {"pool": "shared", "num_nodes": 12}),
     ],
 )

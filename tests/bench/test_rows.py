@@ -56,8 +56,10 @@ def test_a_row_brings_its_draft(with_drafts: LoadedModel, name: str, draft: str 
 
 
 def test_options_follow_the_methods_name(loaded: LoadedModel) -> None:
-    config: Any = make_row("prompt_lookup:num_branches=4,pool=shared,max_nodes=null", loaded).kwargs["spec_config"]
-    assert (config.num_branches, config.pool, config.max_nodes) == (4, "shared", None)
+    config: Any = make_row("prompt_lookup:max_draft_len=4,pool=shared,draft_len_per_match=null", loaded).kwargs[
+        "spec_config"
+    ]
+    assert (config.max_draft_len, config.pool, config.draft_len_per_match) == (4, "shared", None)
 
 
 def test_what_promises_no_seed_says_so(with_drafts: LoadedModel) -> None:

@@ -18,7 +18,7 @@ from tests.helpers.support import MASK, PADDED, PROMPT
 __all__ = ["GRID", "HEADS", "ODD", "arguments", "seed_of"]
 
 METHODS: dict[str, dict[str, Any]] = {
-    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},
+    "prompt_lookup": {"spec_method": "prompt_lookup"},
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"num_branches": 2, "confidence_threshold": 0.0}},
     "use_logits": {"spec_method": "draft_model", "spec_config": {"use_logits": True, "confidence_threshold": 0.0}},

@@ -17,7 +17,6 @@ from tests.helpers.zoo import FAMILIES, build
 TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return width *"
 METHODS: dict[str, dict[str, Any]] = {
     "chain": {"spec_method": "prompt_lookup"},
-    "tree": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 8, "num_branches": 4}},
     "lookahead": {"spec_method": "lookahead"},
     "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 32}},
     "auto_chain": {"spec_method": "auto", "spec_config": {"num_nodes": 4}},
@@ -79,7 +78,7 @@ def test_a_greedy_step_reads_once(model: Any, inputs: Any, place: str, method: s
 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("method", ["chain", "tree", "lookahead", "auto"])
+@pytest.mark.parametrize("method", ["chain", "lookahead", "auto"])
 def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, method: str, cache: str) -> None:
     """At most 12 operations outside the forward, and 8 for each token; the draws are plain generation's.
 
@@ -95,7 +94,7 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("method", ["tree", "auto"])
+@pytest.mark.parametrize("method", ["auto", "auto_chain"])
 @pytest.mark.parametrize(("processor", "most"), [({}, 9), ({"top_p": 0.9}, 11), (PENALTY, 15), (ALL, 16)])
 def test_processors_are_called_once_a_step_on_a_device(
     model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, method: str, cache: str, processor: Any, most: int

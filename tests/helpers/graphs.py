@@ -13,7 +13,7 @@ __all__ = ["METHODS", "STATIC", "LendingCompiler", "Recorder", "counting", "on_c
 
 STATIC: dict[str, Any] = {"cache_implementation": "static", "do_sample": False}
 METHODS: dict[str, dict[str, Any]] = {
-    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 3, "num_branches": 2}},
+    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 6}},
     "lookahead": {"spec_method": "lookahead", "spec_config": {"window_size": 3, "ngram_size": 3}},
     "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 6}},
 }

@@ -21,7 +21,7 @@ PADDING = (0, 3, 7, 1)
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {"spec_method": "plain"},
     "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"draft_len_per_match": 4}},
-    "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "auto_tree": {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}},
     "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
     "auto": {"spec_method": "auto"},
     "auto, 9 nodes": {"spec_method": "auto", "spec_config": {"num_nodes": 9}},

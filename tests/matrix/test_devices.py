@@ -27,7 +27,6 @@ from tests.matrix.test_many import PROMPTS, SEED
 DRAFTING = [name for name in METHODS if name != "plain"]
 READ_ONCE: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
-    "prompt_lookup tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
     "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 9, "pool": "request"}},
 }

@@ -19,7 +19,7 @@ NEW_TOKENS = 20
 METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "plain": lambda _: {"spec_method": "plain"},
     "prompt_lookup": lambda _: {"spec_method": "prompt_lookup", "spec_config": {"draft_len_per_match": 4}},
-    "prompt_lookup_tree": lambda _: {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "auto_tree": lambda _: {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}},
     "lookahead": lambda _: {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},
     "auto": lambda _: {"spec_method": "auto"},
     "auto, 9 nodes": lambda _: {"spec_method": "auto", "spec_config": {"num_nodes": 9}},

@@ -12,7 +12,7 @@ from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.plain.method import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
-WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size", "num_branches", "max_nodes")
+WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size")
 
 
 COUNTS: list[tuple[Any, str]] = [
@@ -122,21 +122,6 @@ def test_a_configuration_does_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.max_draft_len = 3  # type: ignore[misc]
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
-
-
-@pytest.mark.parametrize(
-    ("fields", "budget"),
-    [
-        ({}, 10),
-        ({"max_draft_len": 4}, 4),
-        ({"max_draft_len": 4, "num_branches": 3}, 12),
-        ({"max_draft_len": 10, "num_branches": 8}, 32),
-        ({"max_draft_len": 10, "num_branches": 8, "max_nodes": 64}, 64),
-        ({"max_nodes": 3}, 3),
-    ],
-)
-def test_the_node_budget_follows_from_length_and_branches(fields: dict[str, int], budget: int) -> None:
-    assert PromptLookupConfig(**fields).node_budget == budget
 
 
 def test_an_error_survives_pickling() -> None:

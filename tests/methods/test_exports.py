@@ -80,8 +80,6 @@ def test_a_shared_pool_is_a_public_one() -> None:
 @pytest.mark.parametrize(
     ("config", "project", "arguments", "field"),
     [
-        (PromptLookupConfig(num_branches=4), "to_vllm", {}, "num_branches"),
-        (PromptLookupConfig(num_branches=4), "to_tensorrt_llm", {}, "num_branches"),
         (PromptLookupConfig(pool="shared"), "to_vllm", {}, "pool"),
         (DraftModelConfig(num_branches=2), "to_vllm", {"draft_model": "d"}, "num_branches"),
         (DraftModelConfig(confidence_threshold=0.4), "to_vllm", {"draft_model": "d"}, "confidence_threshold"),

@@ -12,7 +12,6 @@ from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 
 GIVEN, WARNED = "auto, given", "auto, warned"  # names in a `MethodState`
-NUM_BRANCHES, MOST_NODES = 4, 32  # of a tree that is looked up
 
 logger = logging.getLogger("hf_specdec")
 
@@ -46,15 +45,11 @@ def _make(config: AutoSpecConfig, context: DrafterContext) -> BaseDrafter:
 
 
 def _looked_up(config: AutoSpecConfig, context: DrafterContext, memory: SpecMemory | None) -> BaseDrafter:
-    """The drafter where there is no compiled core: trees of n-grams of this text and of earlier ones."""
+    """The drafter where there is no compiled core: n-grams of this text and of earlier ones."""
     if WARNED not in context.state.by_name:
         context.state.by_name[WARNED] = True
         logger.warning('spec_method="auto" looks up n-grams alone: no compiled core is installed')
-    lookup = PromptLookupConfig(
-        num_branches=NUM_BRANCHES if context.takes_trees else 1,
-        max_nodes=min(config.node_budget, MOST_NODES),
-        pool="request" if memory is None else "shared",
-    )
+    lookup = PromptLookupConfig(max_draft_len=min(config.node_budget, PromptLookupConfig().max_draft_len))
     pool = None if memory is None else memory.pool
     return PromptLookupDrafter(lookup, pool, token_cost=context.token_cost, jump=context.jump)
 

@@ -25,7 +25,7 @@ class PromptLookupConfig(SpecConfig):
 
     Args:
         max_draft_len (`int`, *optional*, defaults to `10`):
-            Most tokens drafted along one branch. Aliases: `prompt_lookup_num_tokens`, `num_draft_tokens`.
+            Most tokens drafted a step. Aliases: `prompt_lookup_num_tokens`, `num_draft_tokens`.
         max_matching_ngram_size (`int`, *optional*, defaults to `2`):
             Longest suffix of the text, in tokens, that is looked up; shorter ones are tried where it is not found.
         draft_len_per_match (`int | str`, *optional*, defaults to `"auto"`):
@@ -33,11 +33,6 @@ class PromptLookupConfig(SpecConfig):
             `"auto"` follows a match as long as a token's chance exceeds what it adds to a forward: on a CPU up to 4
             drafted tokens for each matching token, more on accelerators and for one row in half precision, fewer in
             batches and where few of the text's drafts were accepted. `None` always drafts `max_draft_len`.
-        num_branches (`int`, *optional*, defaults to `1`):
-            Most continuations followed from any one node of a tree; 1 drafts a chain.
-        max_nodes (`int`, *optional*):
-            Most drafted tokens a step, all branches together. Defaults to `max_draft_len` for a chain and
-            to `min(max_draft_len * num_branches, 32)` for a tree.
         pool (`str`, *optional*, defaults to `"request"`):
             `"request"` searches this call's own text; `"shared"` also the texts of earlier calls on this model, the
             newest 1,000,000 tokens.
@@ -50,8 +45,6 @@ class PromptLookupConfig(SpecConfig):
     max_draft_len: int = 10
     max_matching_ngram_size: int = 2
     draft_len_per_match: int | Literal["auto"] | None = "auto"
-    num_branches: int = 1
-    max_nodes: int | None = None
     pool: Pool = "request"
     device_list: Sequence[int | str] | None = None
 
@@ -71,18 +64,13 @@ class PromptLookupConfig(SpecConfig):
             check_choice("draft_len_per_match", self.draft_len_per_match, ("auto",))
         elif self.draft_len_per_match is not None:
             check_positive("draft_len_per_match", self.draft_len_per_match, "Use `None` for no such limit.")
-        check_positive("num_branches", self.num_branches, "Use 1 for a chain.", most=MAX_STEP_TOKENS)
-        if self.max_nodes is not None:
-            check_positive("max_nodes", self.max_nodes, "Use `None` for the default.", most=MAX_STEP_TOKENS)
         check_choice("pool", self.pool, get_args(Pool))
         check_devices("device_list", self.device_list)
 
     @property
     def node_budget(self) -> int:
         """Most drafted tokens a step, the root not counted."""
-        if self.max_nodes is not None:
-            return self.max_nodes
-        return self.max_draft_len if self.num_branches == 1 else min(self.max_draft_len * self.num_branches, 32)
+        return self.max_draft_len
 
     def to_vllm(self, *, draft_model: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """`method="ngram"`; vLLM drafts chains from the longest match and keeps no pool."""

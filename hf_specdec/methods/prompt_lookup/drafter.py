@@ -1,27 +1,22 @@
 """Prompt lookup: draft what followed the last tokens when they stood in the text before.
 
-A chain copies from one place: the one after the longest matching text, the newest where several match equally; a
-short match is followed less far, and any match where few of this text's drafts were accepted.
-A tree asks at every node where its last tokens stood before and lets those places vote for the next token; nodes are
-added best first, by the product of the votes along their path.
+One place is copied from: the one after the longest matching text, the newest where several match equally; a short match
+is followed less far, and any match where few of this text's drafts were accepted.
 Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and defaults of TensorRT-LLM's NGram.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hf_specdec.common.observer import DraftedNode
-from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.drafter import TOKEN_COST, BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.ngram.index import NgramIndex
 from hf_specdec.methods.common.ngram.pool import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
-CHAIN_PLACES, TREE_PLACES = 8, 16  # occurrences of an n-gram looked at
-CHAIN_MATCH, TREE_MATCH = 16, 8  # tokens in front of a place compared
-SMOOTHING_COUNT = 6.0  # votes shared by the commonest tokens: a place matching m tokens has m * m votes
-POOL_WEIGHT = 0.1  # a place in an earlier text against one in this text
+MOST_PLACES = 8  # occurrences of an n-gram looked at
+MOST_MATCH = 16  # tokens in front of a place compared
 PSEUDO_COUNT = 2.15  # a match of m tokens goes on with the chance m / (m + this): 0.3 for 1, 0.5 for 2, 0.8 for 8
 PRIOR_COUNT = 1.0  # tokens, expected and accepted, that a text's record starts with
 FADE = 0.98  # of the record, a step
@@ -50,8 +45,7 @@ class PromptLookupDrafter(BaseDrafter):
         self.index = NgramIndex(config.max_matching_ngram_size)
         self._expected = self._accepted = 0.0  # drafted tokens of this text, by their chances and by what came of them
         self._chances: list[float] = []  # of the last chain's tokens to be accepted, before this text's record
-        self._proposed: DraftTree | None = None  # the last draft, for observers
-        self._origins: list[tuple[bool, float | None]] = []  # of its nodes: whether this text has it, and the votes
+        self._source = "text"  # of the last draft, for observers
 
     @property
     def assisted_budget(self) -> int:
@@ -79,24 +73,14 @@ class PromptLookupDrafter(BaseDrafter):
             self.index = NgramIndex(self.config.max_matching_ngram_size)
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
-        """Names the copied text, this one or an earlier one; in a tree also the votes' estimate."""
-        assert self._proposed is not None
-        origins = [self._origins[node - 1] for node in tree.nodes_in(self._proposed)[1:] if node]
-        return tuple([DraftedNode("text" if is_own else "earlier_texts", share) for is_own, share in origins])
+        """Names the copied text, this one or an earlier one."""
+        return tuple([DraftedNode(self._source)] * tree.num_draft_tokens)
 
     def draft_for(self, request: DraftRequest) -> DraftTree:
-        """A chain of at most `max_draft_len` tokens, or a tree of at most `node_budget`."""
-        root = self.index.tokens[-1]
-        budget = min(request.budget, self.config.node_budget)
-        self._origins, self._chances = [], []
-        if budget < 1:
-            self._proposed = DraftTree.chain(root)
-        elif self.config.num_branches == 1:
-            length = min(budget, self.config.max_draft_len)
-            self._proposed = DraftTree.chain(root, self._chain(length, request.num_rows))
-        else:
-            self._proposed = self._tree(budget)
-        return self._proposed.first_branch_first()
+        """A chain of at most `max_draft_len` tokens."""
+        length = min(request.budget, self.config.max_draft_len)
+        self._chances = []
+        return DraftTree.chain(self.index.tokens[-1], self._chain(length, request.num_rows) if length > 0 else ())
 
     def _chain(self, length: int, num_rows: int) -> list[int]:
         """The tokens after the best place; where they run into the text's end, the copy goes on with itself."""
@@ -107,7 +91,7 @@ class PromptLookupDrafter(BaseDrafter):
         source, place = best
         per_match = self.config.draft_len_per_match
         if per_match is not None:
-            matching = source.match_length(place, text, CHAIN_MATCH)
+            matching = source.match_length(place, text, MOST_MATCH)
             if per_match == "auto":
                 self._chances = self._chances_above_cost(matching, num_rows)[:length]
                 length = len(self._chances)
@@ -124,7 +108,7 @@ class PromptLookupDrafter(BaseDrafter):
             if token < 0:  # the end of an earlier text
                 break
             drafted.append(token)
-        self._origins = [(source is self.index, None)] * len(drafted)
+        self._source = "text" if source is self.index else "earlier_texts"
         return drafted
 
     def _chances_above_cost(self, matching: int, num_rows: int) -> list[float]:
@@ -147,13 +131,13 @@ class PromptLookupDrafter(BaseDrafter):
         """Chooses a place of the longest n-gram that is found: full continuations, then long matches, then new ones."""
         text = self.index.tokens
         for size in range(min(self.config.max_matching_ngram_size, len(text)), 0, -1):
-            places = self._places(text[-size:], CHAIN_PLACES)
+            places = self._places(text[-size:], MOST_PLACES)
             if places:
                 return max(
                     places,
                     key=lambda match: (
                         len(match[0]) - match[1] >= length,
-                        match[0].match_length(match[1], text, CHAIN_MATCH),
+                        match[0].match_length(match[1], text, MOST_MATCH),
                     ),
                 )
         return None
@@ -164,50 +148,3 @@ class PromptLookupDrafter(BaseDrafter):
         if places or self.pool is None:
             return [(self.index, place) for place in places]
         return self.pool.search(ngram, limit=limit)
-
-    def _tree(self, budget: int) -> DraftTree:
-        """Best-first growth; at most `num_branches` children a node, none deeper than `max_draft_len`."""
-        config = self.config
-        builder = TreeBuilder(self.index.tokens[-1])
-        context = list(self.index.tokens[-TREE_MATCH:])
-        common = self.index.common.shares()
-        # (-probability, order of arrival, parent, token, the drafted tokens up to this one, whether this text has it)
-        waiting: list[tuple[float, int, int, int, list[int], bool]] = []
-        arrivals = 0
-        node, probability, path = 0, 1.0, list[int]()
-        while True:
-            if len(path) < config.max_draft_len:
-                for token, share, is_own in self._votes(context + path, common):
-                    arrivals += 1
-                    heapq.heappush(waiting, (-probability * share, arrivals, node, token, [*path, token], is_own))
-            if not waiting or len(builder) > budget:
-                return builder.build()
-            negative, _, parent, token, path, is_own = heapq.heappop(waiting)
-            node, probability = builder.add(parent, token), -negative
-            self._origins.append((is_own, probability))
-
-    def _votes(self, context: list[int], common: Mapping[int, float]) -> Iterable[tuple[int, float, bool]]:
-        """The likeliest next tokens after `context`, their estimated probabilities, and whether this text has them."""
-        votes: dict[int, float] = {}
-        of_text = set(common)
-        total = SMOOTHING_COUNT
-        seen: set[tuple[int, int]] = set()
-        for size in range(min(self.config.max_matching_ngram_size, len(context)), 0, -1):
-            ngram = context[-size:]
-            places = [(self.index, place, 1.0) for place in self.index.places(ngram, TREE_PLACES)]
-            if self.pool is not None:
-                places += [(index, place, POOL_WEIGHT) for index, place in self.pool.search(ngram, limit=TREE_PLACES)]
-            for source, place, weight in places:
-                if (id(source), place) in seen:
-                    continue
-                seen.add((id(source), place))
-                vote = weight * source.match_length(place, context, TREE_MATCH) ** 2
-                token = source.tokens[place]
-                votes[token] = votes.get(token, 0.0) + vote
-                total += vote
-                if source is self.index:
-                    of_text.add(token)
-        for token, share in common.items():
-            votes[token] = votes.get(token, 0.0) + SMOOTHING_COUNT * share
-        best = sorted(votes.items(), key=lambda item: -item[1])[: self.config.num_branches]
-        return [(token, vote / total, token in of_text) for token, vote in best]

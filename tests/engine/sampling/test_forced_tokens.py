@@ -17,7 +17,7 @@ from tests.helpers.support import plain, seed
 
 pytest.importorskip("llguidance")
 
-TREES = {"prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}}}
+TREES: dict[str, dict[str, Any]] = {"tree": {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}}}
 
 
 def test_forced_tokens_are_drafted_accepted_and_counted(target: Any, prompt: Any, make: Any) -> None:
@@ -74,7 +74,7 @@ def test_the_matcher_sees_no_rejected_token_twice(target: Any, prompt: Any, make
     processor = make()
     row = processor.of_row(0)
     counted = row._matcher = Counted(row._matcher)
-    ids = target.generate(**prompt, max_new_tokens=60, logits_processor=[processor], **TREES["prompt_lookup_tree"])
+    ids = target.generate(**prompt, max_new_tokens=60, logits_processor=[processor], **TREES["tree"])
     text = tuple(ids[0, prompt["input_ids"].shape[1] :].tolist())
     rejected = {path: count for path, count in counted.seen.items() if text[: len(path)] != path}
     assert rejected and set(rejected.values()) == {1}

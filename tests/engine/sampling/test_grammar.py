@@ -16,7 +16,7 @@ from tests.helpers.support import METHODS, plain, results_of
 pytest.importorskip("llguidance")
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "prompt_lookup_tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3, "max_draft_len": 4}},
+    "tree": {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}},
     "eagle3": {"spec_method": "eagle3"},
 }
 

@@ -24,7 +24,7 @@ MAPS: dict[str, Any] = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {"spec_method": "plain"},
-    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}},
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"confidence_threshold": 0.0, "num_branches": 2}},
     "assisted": {"spec_method": "prompt_lookup", "spec_config": {"engine": "assisted"}},

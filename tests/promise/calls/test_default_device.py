@@ -18,7 +18,7 @@ from tests.helpers.zoo import FAMILIES, build
 pytestmark = pytest.mark.probes_anew
 FAMILY_NAMES = ["llama", "bloom", "opt", "qwen3_next", "lfm2", "t5", "gpt_neo"]
 METHODS: dict[str, dict[str, Any]] = {
-    "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},
+    "prompt_lookup": {"spec_method": "prompt_lookup"},
     "auto": {"spec_method": "auto"},
     "draft_model": {"spec_method": "draft_model", "spec_config": {"num_branches": 2, "confidence_threshold": 0.0}},
     "lookahead": {"spec_method": "lookahead"},

@@ -105,8 +105,6 @@ RUNNABLE = {
             "max_draft_len": sizes(4096),
             "max_matching_ngram_size": sizes(128),
             "draft_len_per_match": st.none() | st.just("auto") | sizes(4096),
-            "num_branches": sizes(4096),
-            "max_nodes": st.none() | sizes(4096),
             "pool": st.sampled_from(["request", "shared"]),
             "engine": st.sampled_from(["loop", "assisted"]),
         },

@@ -114,7 +114,7 @@ def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, A
 def test_a_prompt_may_want_no_speculation(pair: tuple[Any, Any], method: str) -> None:
     model, draft = pair
     prompts: list[Any] = [PROMPTS[1], {"input_ids": torch.tensor([PROMPTS[3]]), "spec_method": None}, PROMPTS[0]]
-    options = OPTIONS | {"spec_config": {"num_branches": 2}} | method_of(method, draft)
+    options = OPTIONS | method_of(method, draft)
     results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **options)}
     for index, result in results.items():
         assert result.error is None

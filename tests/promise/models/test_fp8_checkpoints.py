@@ -18,7 +18,7 @@ CODES, MAX_CODE = torch.float8_e4m3fn, 448.0
 load = hf_specdec.AutoModelForCausalLM.from_pretrained
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 METHODS: list[dict[str, Any]] = [
-    {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 3}},
+    {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}},
     {"spec_method": "lookahead"},
     {"spec_method": "plain"},
 ]

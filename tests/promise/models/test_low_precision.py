@@ -32,8 +32,8 @@ def test_every_family_runs_in_half_precision(family: str, dtype: torch.dtype) ->
         do_sample=False,
         return_dict_in_generate=True,
         output_logits=True,
-        spec_method="prompt_lookup",
-        spec_config={"num_branches": 3},
+        spec_method="auto",
+        spec_config={"num_nodes": 8, "pool": "request"},
     )
     assert len(output.sequences[0]) == len(expected)
     assert output.spec_stats.tier == FAMILIES[family].tier
@@ -119,6 +119,6 @@ def test_eager_attention_gives_the_same_text(family: str) -> None:
     hf_specdec.enable(model)
     expected = plain(model, PROMPT, max_new_tokens=16, do_sample=False).tolist()
     output = model.generate(
-        PROMPT, max_new_tokens=16, do_sample=False, spec_method="prompt_lookup", spec_config={"num_branches": 3}
+        PROMPT, max_new_tokens=16, do_sample=False, spec_method="auto", spec_config={"num_nodes": 8, "pool": "request"}
     )
     assert output.tolist() == expected

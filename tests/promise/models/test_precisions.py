@@ -25,7 +25,7 @@ QUANTISED = ("fp8", "nf4")
 SETTINGS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
-    "prompt_lookup tree": {"spec_method": "prompt_lookup", "spec_config": {"num_branches": 4}},
+    "auto": {"spec_method": "auto", "spec_config": {"num_nodes": 8, "pool": "request"}},
     "lookahead": {"spec_method": "lookahead"},
     "draft_model": {"spec_method": "draft_model"},
     "draft_model tree": {"spec_method": "draft_model", "spec_config": {"num_branches": 3}},
