@@ -129,10 +129,12 @@ class SpecCache(Cache):
         self.places = torch.broadcast_to(rows, columns.shape).contiguous(), columns.contiguous()
 
     def cut(self, lengths: tuple[int, ...]) -> None:
-        """Forget the columns after these lengths."""
+        """Forget the columns after these lengths, those of the present forward."""
         for layer in self.layers:
             if isinstance(layer, SpecLayer) and layer.is_initialized:
                 layer.set_lengths(lengths)
+            if isinstance(layer, StateLayer) and layer.columns is not None:
+                layer.restart()
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """A convolution's state; `None` in a recorded forward: `update_conv_state` returns it with the columns."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.common.replaced import here
 from hf_specdec.common.transfer import to_device
 from hf_specdec.compat.caches import LinearAttentionLayer
 
@@ -136,10 +137,11 @@ class StateLayer(LinearAttentionLayer):
         super().__init__(number_of_states)
         self.columns: Columns | None = None
         self.num_read: tuple[int, ...] = ()
-        self.convolution = 0  # the state that the present convolution continues
+        self.joined: torch.Tensor | None = None  # what the present convolution reads
         self._new: dict[int, torch.Tensor] = {}  # convolution inputs since the last commit, (batch, channels, C)
         self._records: list[Record] = []
         self._calls = 0
+        self._before: tuple[dict[int, torch.Tensor], list[Record]] = ({}, [])  # the present forward
 
     @classmethod
     def of(cls, layer: LinearAttentionLayer, **kwargs: Any) -> "StateLayer":
@@ -166,7 +168,13 @@ class StateLayer(LinearAttentionLayer):
 
     def record(self, columns: Columns) -> None:
         """Record the next forward, of these columns."""
-        self.columns, self._calls = columns, 0
+        self.columns, self._before = columns, (self._new, self._records)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what the present forward has recorded, to compute it again."""
+        new, records = self._before
+        self._new, self._records, self._calls = dict(new), list(records), 0
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
         """The state's columns and those written since the last commit, `(batch, channels, size + C)`."""
@@ -175,10 +183,21 @@ class StateLayer(LinearAttentionLayer):
                 self._count([conv_states.shape[-1]] * len(conv_states))
             full: torch.Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
             return full
-        new = self._new.get(state_idx)
-        self.convolution = state_idx
-        self._new[state_idx] = conv_states if new is None else torch.cat([new, conv_states], dim=-1)
-        return torch.cat([self.conv_states[state_idx], self._new[state_idx]], dim=-1)
+        if (recorder := here.recorder) is None:
+            return self.join(conv_states, state_idx)
+        with recorder.paused():
+            joined = self.join(conv_states, state_idx)
+        recorder.states(self, StateLayer.join, (conv_states, state_idx), {}, joined, is_joined=True)
+        return joined
+
+    def join(self, inputs: torch.Tensor, index: int) -> torch.Tensor:
+        """Add a convolution's inputs of new columns, `(batch, channels, Q)`, to the state and those before them."""
+        new = self._new.get(index)
+        self._new[index] = inputs if new is None else torch.cat([new, inputs], dim=-1)
+        state = self.conv_states[index]
+        assert state is not None
+        self.joined = torch.cat([state, self._new[index]], dim=-1)
+        return self.joined
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
         """Keep a new state, unless the forward is recorded."""
@@ -238,7 +257,7 @@ class StateLayer(LinearAttentionLayer):
 
     def forget(self) -> None:
         """Forget the columns written since the last commit, and record no more."""
-        self.columns = None
+        self.columns = self.joined = None
         self._new, self._records = {}, []
 
     def select_states(self, rows: torch.Tensor) -> None:

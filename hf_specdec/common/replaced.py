@@ -33,6 +33,22 @@ class Recorder(Protocol):
     def update(self, layer: int, states: tuple[torch.Tensor, ...], columns: tuple[torch.Tensor, ...]) -> None:
         """Keys and values have been written into a layer of the cache, which returns `columns`."""
 
+    def states(
+        self,
+        layer: object,
+        function: Callable[..., torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: torch.Tensor,
+        *,
+        is_joined: bool = False,
+    ) -> None:
+        """A function of a layer of the cache, which continues its states, and of tensors is computed as a whole.
+
+        Args:
+            is_joined: whether the result is the layer's `joined`, whose size no record has.
+        """
+
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """A block of which nothing is noted."""
 

@@ -98,7 +98,7 @@ class ModelRunner:
         self._checked = checked_steps(fixed)
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
-        is_recordable = not (compiled is not None or self._recorder.layers or fixed is not None)
+        is_recordable = compiled is None and fixed is None
         self.forwards = CallForwards(model, facts, self._recorder, self.kernels, is_recordable=is_recordable)
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)

@@ -3,7 +3,8 @@
 A block, in the thread that enters it:
 
     recorder = StateRecorder(model, facts)
-    with recorder.applied(cache, layouts):
+    recorder.begin(cache, layouts)
+    with recorder.applied(cache):
         model(**inputs)
 
 In it a layer's own forward runs over functions that continue the cache's states along every path of a tree
@@ -11,7 +12,9 @@ In it a layer's own forward runs over functions that continue the cache's states
 as always.
 """
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
@@ -55,13 +58,17 @@ class StateRecorder:
         self.layers = layers if is_free and not (layers and is_compiled(model)) else ()
         self._columns: Columns | None = None  # of the last forward
 
-    def applied(self, cache: SpecCache | None, layouts: Sequence[TreeLayout]) -> replaced:
-        """A block whose forwards record the rows' new columns; without layers or a cache nothing changes."""
+    def begin(self, cache: SpecCache | None, layouts: Sequence[TreeLayout]) -> None:
+        """A forward of the rows' new columns begins."""
+        if self.layers and cache is not None:
+            before = self._columns if layouts[0].first_new else None
+            self._columns = Columns(np.stack([layout.visible() for layout in layouts]), before)
+            cache.record(self._columns)
+
+    def applied(self, cache: SpecCache | None) -> replaced:
+        """A block whose forwards record the new columns; without layers or a cache nothing changes."""
         if not self.layers or cache is None:
             return replaced()
-        before = self._columns if layouts[0].first_new else None
-        self._columns = Columns(np.stack([layout.visible() for layout in layouts]), before)
-        cache.record(self._columns)
         return replaced(map(_Forward, self.layers), recorded=cache)
 
 
@@ -92,11 +99,16 @@ def _forward_of(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _replacement(name: str) -> Callable[..., Any]:
     """A function for several tokens, by the layer of the recorded cache whose states the model has asked for last."""
     replace = REPLACEMENTS[name]
+    taken = inspect.signature(replace).parameters
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        cache = here.recorded
+        cache, recorder = here.recorded, here.recorder
         assert cache is not None and isinstance(cache.state_layer, StateLayer)
-        with unseen():
-            return replace(cache.state_layer, *args, **kwargs)
+        layer, kwargs = cache.state_layer, {key: value for key, value in kwargs.items() if key in taken}
+        with unseen(), contextlib.nullcontext() if recorder is None else recorder.paused():
+            result = replace(layer, *args, **kwargs)
+        if recorder is not None:
+            recorder.states(layer, replace, args, kwargs, result)
+        return result if name == state_layers.CONVOLUTION else (result, layer.recurrent_states[0])
 
     return compute

@@ -15,7 +15,6 @@ before. Mamba's state decays by channel and by dimension, which allows no such f
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -159,8 +158,7 @@ def gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     use_qk_l2norm_in_kernel: bool = False,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Gated DeltaNet (Qwen3-Next) and Kimi Delta Attention, whose `g` is one of each key's dimension.
 
     Args:
@@ -176,7 +174,7 @@ def gated_delta_rule(
     query = query * query.shape[-1] ** -0.5
     g = g if g.ndim == 4 else g[..., None]
     output = outer_products(layer, query, key, value, g, beta[..., None])
-    return output.to(dtype).contiguous(), layer.recurrent_states[0]
+    return output.to(dtype).contiguous()
 
 
 def state_space_duality(
@@ -186,12 +184,10 @@ def state_space_duality(
     A: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
-    chunk_size: int = 0,
     D: torch.Tensor | None = None,
     dt_bias: torch.Tensor | None = None,
     dt_softplus: bool = False,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Mamba-2, without limits of the time step, as for one token.
 
     Args:
@@ -206,7 +202,7 @@ def state_space_duality(
     output = outer_products(layer, C.float(), B.float(), value, log_decay, None, key_first=False)
     if D is not None:
         output = output + states * D.float()[:, None]
-    return output.to(hidden_states.dtype).contiguous(), layer.recurrent_states[0]
+    return output.to(hidden_states.dtype).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +232,7 @@ def selective_scan(
     z: torch.Tensor | None = None,
     delta_bias: torch.Tensor | None = None,
     delta_softplus: bool = False,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Mamba.
 
     Args:
@@ -254,7 +249,7 @@ def selective_scan(
     output = read.transpose(1, 2)
     if z is not None:
         output = output * _rounded_alike(functional.silu, z, z)
-    return output.to(hidden_states.dtype), layer.recurrent_states[0]
+    return output.to(hidden_states.dtype)
 
 
 def _selected(
@@ -309,7 +304,6 @@ def convolution(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
-    **kwargs: Any,
 ) -> torch.Tensor:
     """A causal convolution along each path.
 

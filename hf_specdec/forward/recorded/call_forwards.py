@@ -21,7 +21,7 @@ class CallForwards:
     Args:
         recorder: records states of layers that have some.
         kernels: compute layers and attention of forwards by the model's own code.
-        is_recordable (`bool`): whether the model's layers keep keys and values alone, in a cache of this package.
+        is_recordable (`bool`): whether the model keeps keys, values and states in a cache of this package.
 
     Attributes:
         num_replayed (`int`): forwards that the core has replayed.
@@ -62,7 +62,13 @@ class CallForwards:
         self, cache: SpecCache | None, layouts: Sequence[TreeLayout], packed: PackedRows | None
     ) -> Iterator[None]:
         """A block in which the model's own code, or its graph, computes the columns that are there."""
-        recorded, packing = self._recorder.applied(cache, layouts), self._kernels.packing(packed)
+        self._recorder.begin(cache, layouts)
+        with self._applied(cache, packed):
+            yield
+
+    @contextlib.contextmanager
+    def _applied(self, cache: SpecCache | None, packed: PackedRows | None) -> Iterator[None]:
+        recorded, packing = self._recorder.applied(cache), self._kernels.packing(packed)
         written = contextlib.nullcontext() if cache is None else cache.packing(packed)
         with recorded, self._kernels, packing, written:
             yield
@@ -76,8 +82,10 @@ class CallForwards:
     ) -> Any:
         """The outputs of a forward, by a record or by the model's own code."""
 
+        self._recorder.begin(cache, layouts)
+
         def compute() -> Any:
-            with self.computing(cache, layouts, packed):
+            with self._applied(cache, packed):
                 return self._model(**inputs, return_dict=True)
 
         if self._recorded is None or cache is None:

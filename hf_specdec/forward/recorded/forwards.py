@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -181,7 +181,8 @@ class RecordedForwards:
                 return Forward(compute(), is_usual=not self._has_programs)
             if is_new or not kind.is_checked:
                 kind.lengths.append(lengths)
-                outputs = self._record(kind, compute, model, arguments, masks, tokens)
+                trace = Trace(tensors_of_modules(model), arguments, masks, cache.layers)
+                outputs = self._record(kind, compute, trace, tokens, list(masks))
                 return Forward(outputs, is_usual=False)
             outputs = self._compare(kind, compute, arguments, masks, tokens, cache, packed)
             return Forward(outputs, is_usual=False)
@@ -202,13 +203,11 @@ class RecordedForwards:
         self,
         kind: _Kind,
         compute: Callable[[], Any],
-        model: PreTrainedModel,
-        arguments: Mapping[str, torch.Tensor],
-        masks: Mapping[str, torch.Tensor],
+        trace: Trace,
         tokens: int,
+        masks: Sequence[str],
     ) -> Any:
         """The model's forward, recorded."""
-        trace = Trace(tensors_of_modules(model), arguments, masks)
         with trace.noting(), replaced(recorder=trace):
             outputs = compute()
         kind.returns = type(outputs)
@@ -222,7 +221,7 @@ class RecordedForwards:
             kind.records, kind.template = kind.records[:1], None
         kind.records.append(record)
         if len(kind.records) == 2:
-            kind.template = Template(kind.records[0], kind.records[1], list(masks))
+            kind.template = Template(kind.records[0], kind.records[1], masks)
             kind.is_checked = kind.records[0].tokens == tokens
         return outputs
 

@@ -11,7 +11,7 @@ import torch
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.forward.recorded.template import Codes, Template, refs_of, room_of
-from hf_specdec.forward.recorded.trace import Ref, Step, View
+from hf_specdec.forward.recorded.trace import Joined, Ref, StateFunction, Step, View
 from hf_specdec.kernels import cpu
 
 ALIGNMENT = 64  # bytes
@@ -60,6 +60,7 @@ class Program:
         self._outputs = {ref: template.view(ref, tokens) for ref in refs_of(template.outputs)}
         self._returned: dict[int, torch.Tensor] = {}
         self._tables: tuple[int, ...] = ()
+        self._state_layers: list[Any] = []
         self._counters: list[np.ndarray[Any, Any]] = []
         self._parts = [self._call_of(part) for part in parts]
         self.num_bytes, self.num_calls = self._arena.nbytes, len(parts)
@@ -78,6 +79,7 @@ class Program:
             memory = self._returned[slot] = torch.empty(size, dtype=torch.int64)
             self._bases[slot] = memory.data_ptr()
         self._point_at(cache, masks, packed)
+        self._state_layers = cache.layers
         for part in self._parts:
             part()
         return _rebuilt(self._template.outputs, self._output)
@@ -118,10 +120,15 @@ class Program:
     def _torchs(self, step: Step) -> Callable[[], object]:
         """A call of torch, whose results are copied to where later steps read them."""
         args, kwargs = _rebuilt(step.args, self._tensor), _rebuilt(step.kwargs, self._tensor)
-        function = functools.partial(step.function, *args, **kwargs)
+        if isinstance(step.function, StateFunction):
+            function = functools.partial(self._continued, step.function, args, kwargs)
+        else:
+            function = functools.partial(step.function, *args, **kwargs)
         if step.is_in_place:
             return function
         copies = [self._tensor(ref).copy_ for ref in step.results]
+        if not copies:
+            return function
         if len(copies) == 1:
             (copy,) = copies
             return lambda: copy(function())
@@ -131,6 +138,17 @@ class Program:
                 copy(result)
 
         return several
+
+    def _continued(self, step: StateFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """A function of a layer of the cache, by the states that it has now; the layer keeps the tensors it gets."""
+        layer = self._state_layers[step.layer]
+        kept = [layer.joined if type(value) is Joined else self._kept(value) for value in args]
+        return step.function(layer, *kept, **{name: self._kept(value) for name, value in kwargs.items()})
+
+    def _kept(self, value: Any) -> Any:
+        """The same in memory that no later step writes into."""
+        is_own = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == self._arena.data_ptr()
+        return value.clone() if is_own else value
 
     def _is_used(self, ref: Ref) -> bool:
         return self._template.view(ref, self._tokens).memory in self._template.slots

@@ -6,7 +6,7 @@ as many tokens.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_specdec.compat.modules import Operator, TorchDispatchMode, operator_of, storage_of
 
+STATES = "states"
 READERS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
 
 
@@ -62,6 +63,24 @@ class Mask:
     """A mask among the forward's arguments; `path` leads to it there."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateFunction:
+    """A function that continues states of a layer of the cache.
+
+    Attributes:
+        function: of the layer and tensors.
+        layer (`int`): number of the layer.
+    """
+
+    function: Callable[..., torch.Tensor]
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What the present convolution of a layer of the cache reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +142,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weights: tensors of the model's modules.
         arguments: tensors that the forward gets, by path.
         masks: those of them that are masks.
+        layers: of the cache.
 
     Attributes:
         steps (`list[Step]`): the operations so far.
@@ -135,6 +155,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weights: list[torch.Tensor],
         arguments: Mapping[str, torch.Tensor],
         masks: Mapping[str, torch.Tensor],
+        layers: Sequence[object],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
@@ -142,12 +163,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memories: list[Memory] = []
         self._operators: dict[Any, Operator] = {}
         self._refs: dict[View, Ref] = {}
-        self._of_tensors: dict[int, Ref | Columns | Mask] = {}  # by identity; all of them are kept meanwhile
+        self._of_tensors: dict[int, Ref | Columns | Mask | Joined] = {}  # by identity; all of them are kept meanwhile
         self._kept: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}  # of memories, by storage
-        self._moving: dict[tuple[Any, ...], Columns | Mask] = {}
+        self._moving: dict[tuple[Any, ...], Columns | Mask | Joined] = {}
         self._moving_storages: set[int] = set()
         self._paused = False
+        self._layers = {id(layer): number for number, layer in enumerate(layers)}
         for weight in weights:
             self._add_memory(weight, weight, None)
         self.arguments: dict[str, Ref] = {}
@@ -204,6 +226,23 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps.append(Step("update", self._tree(states, "the cache"), {"layer": layer}, ()))
         for is_value, tensor in enumerate(columns):
             self._add_moving(tensor, Columns(layer, bool(is_value)))
+
+    def states(
+        self,
+        layer: object,
+        function: Callable[..., torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: torch.Tensor,
+        *,
+        is_joined: bool = False,
+    ) -> None:
+        """See `Recorder`."""
+        read = self._tree(args, STATES), {name: self._tree(value, STATES) for name, value in kwargs.items()}
+        if is_joined:
+            self._add_moving(result, Joined())
+        written = () if is_joined else (self._written(result),)
+        self.steps.append(Step(StateFunction(function, self._layers[id(layer)]), *read, written))
 
     def record(self, tokens: int, outputs: Any) -> Record:
         """What has been noted of a forward of so many tokens that returned `outputs`, tensors as `ref` has them."""
@@ -267,10 +306,10 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return type(value)([self._tree(item, name) for item in value])
         return value
 
-    def _read(self, tensor: torch.Tensor, name: str) -> Ref | Columns | Mask:
+    def _read(self, tensor: torch.Tensor, name: str) -> Ref | Columns | Mask | Joined:
         if storage_of(tensor) in self._moving_storages:
             moving = self._moving.get(_place(tensor))
-            if moving is None or name != "attention":
+            if moving is None or name != (STATES if isinstance(moving, Joined) else "attention"):
                 raise NotRecordable(f"{name} reads the cache or a mask")
             return moving
         ref = self.ref(tensor)
@@ -291,7 +330,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._numbers[storage] = len(self.memories)
             self.memories.append(Memory(example.untyped_storage().nbytes(), tensor, argument))
 
-    def _add_moving(self, tensor: torch.Tensor, name: Columns | Mask) -> None:
+    def _add_moving(self, tensor: torch.Tensor, name: Columns | Mask | Joined) -> None:
         self._moving[_place(tensor)] = name
         self._moving_storages.add(storage_of(tensor))
         self._kept.append(tensor)
