@@ -122,8 +122,8 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
 def unknown_name(field: str, value: object, known: Iterable[str], aliases: Iterable[str] = ()) -> ConfigError:
     """The error for a name that is none of `known`, with the nearest match, an alias too, as its remedy."""
     names = sorted(known)
-    near = [*names, *aliases] if isinstance(value, str) else []
-    close = difflib.get_close_matches(str(value)[:MOST_SHOWN].lower(), near, n=1)
+    word = value[:MOST_SHOWN].lower() if isinstance(value, str) else ""
+    close = difflib.get_close_matches(word, [*names, *aliases], n=1)
     remedy = f"Did you mean {close[0]!r}?" if close else "Choose one of them."
     return ConfigError(field, f"must be one of {', '.join(map(repr, names))}", value, remedy)
 

@@ -3,6 +3,7 @@
 They have the names of the arguments in Python. Nothing here imports torch, so that `--help` is there at once.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,7 +117,8 @@ class MethodOptions:
     spec_memory: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.spec_method is not None and self.spec_method not in (*METHODS, *ALIASES):
+        has_registry = "hf_specdec.methods.registry" in sys.modules  # it may have methods of a plugin, and checks later
+        if self.spec_method is not None and not has_registry and self.spec_method not in (*METHODS, *ALIASES):
             raise unknown_name("spec_method", self.spec_method, METHODS, ALIASES)
         if self.assistant_model is not None:
             check_name("assistant_model", self.assistant_model)
