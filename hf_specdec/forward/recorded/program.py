@@ -10,8 +10,9 @@ import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.forward.recorded.states import Joined, StateFunction
 from hf_specdec.forward.recorded.template import Codes, Template, refs_of, room_of
-from hf_specdec.forward.recorded.trace import Joined, Ref, StateFunction, Step, View
+from hf_specdec.forward.recorded.trace import Ref, Step, View
 from hf_specdec.kernels import cpu
 
 ALIGNMENT = 64  # bytes

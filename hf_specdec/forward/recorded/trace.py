@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hf_specdec.compat.modules import Operator, TorchDispatchMode, operator_of, storage_of
+from hf_specdec.forward.recorded.states import Joined, StateFunction
 
 STATES = "states"
 READERS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
@@ -63,24 +64,6 @@ class Mask:
     """A mask among the forward's arguments; `path` leads to it there."""
 
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class StateFunction:
-    """A function that continues states of a layer of the cache.
-
-    Attributes:
-        function: of the layer and tensors.
-        layer (`int`): number of the layer.
-    """
-
-    function: Callable[..., torch.Tensor]
-    layer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What the present convolution of a layer of the cache reads."""
 
 
 @dataclass(frozen=True, slots=True)
