@@ -14,7 +14,7 @@ from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import METHODS
 
 OWN_LOOP = "its class decodes by a loop of its own"
-MOST_COLUMNS = 256  # of a step, whatever drafts: lookahead's widest windows have some hundred
+MOST_COLUMNS = 512  # of a step, whatever drafts: lookahead's widest windows have some hundred
 
 
 def own_loop(request: Request) -> str | None:

@@ -35,7 +35,7 @@ def tensors_of_modules(model: torch.nn.Module) -> list[torch.Tensor]:
     tensors: dict[int, torch.Tensor] = {}
     for module in modules_of(model):
         for group in (module._parameters, module._buffers, vars(module)):  # noqa: SLF001 all of torch's
-            tensors |= {id(value): value for value in group.values() if isinstance(value, torch.Tensor)}
+            tensors |= {id(value): value for value in list(group.values()) if isinstance(value, torch.Tensor)}
     return list(tensors.values())
 
 
@@ -56,8 +56,8 @@ class Guard:
         globals_of_files = [vars(sys.modules[name]) for name in sorted(files & sys.modules.keys())]
         self._groups = (*groups, *configs.values(), *globals_of_files, *attention_functions())
         self._forwards = [(cls, cls.forward) for cls in set(self._types)]
-        values = chain.from_iterable(map(dict.values, self._groups))
-        self._values = tuple(value for value in values if not isinstance(value, Replacement))
+        values = [list(group.values()) for group in self._groups]  # another thread may replace a forward meanwhile
+        self._values = tuple(value for value in chain.from_iterable(values) if not isinstance(value, Replacement))
         self._weights = tensors_of_modules(model)
         self._places = self._places_now()
 

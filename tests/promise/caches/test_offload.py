@@ -102,7 +102,7 @@ def test_a_batch_is_plain_s(pair: tuple[Any, Any], methods: Any, method: str, mo
     assert ours.tolist() == plain(model, PADDED, **settings).tolist()
 
 
-@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+@pytest.mark.parametrize("method", ["lookahead", "draft_model"])
 def test_many_prompts_are_plain_s(pair: tuple[Any, Any], methods: Any, method: str, model: Any) -> None:
     prompts = [PROMPT[0, start : start + 12 + start].tolist() for start in range(5)]
     options = {"max_batch_size": 2, "max_new_tokens": 10, "do_sample": False}
