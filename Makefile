@@ -110,7 +110,7 @@ wheel: $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m build --outdir build/dist
 	PATH="$(abspath $(RELEASE)/bin):$$PATH" $(RELEASE)/bin/auditwheel repair --wheel-dir dist build/dist/*.whl
 	mv build/dist/*.tar.gz dist/
-	$(RELEASE)/bin/python -m build --outdir dist models
+	$(RELEASE)/bin/python -m build --outdir dist demos/models
 	$(RELEASE)/bin/twine check --strict dist/*
 
 $(RELEASE)/.installed:

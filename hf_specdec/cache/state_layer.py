@@ -187,7 +187,7 @@ class StateLayer(LinearAttentionLayer):
             return self.join(conv_states, state_idx)
         with recorder.paused():
             joined = self.join(conv_states, state_idx)
-        recorder.states(self, StateLayer.join, (conv_states, state_idx), {}, joined, is_joined=True)
+        recorder.states(self, StateLayer.join, (conv_states, state_idx), {}, joined)
         return joined
 
     def join(self, inputs: torch.Tensor, index: int) -> torch.Tensor:

@@ -35,18 +35,15 @@ class Recorder(Protocol):
 
     def states(
         self,
-        layer: object,
+        layer: Any,
         function: Callable[..., torch.Tensor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: torch.Tensor,
-        *,
-        is_joined: bool = False,
     ) -> None:
         """A function of a layer of the cache, which continues its states, and of tensors is computed as a whole.
 
-        Args:
-            is_joined: whether the result is the layer's `joined`, whose size no record has.
+        A result that is the layer's `joined` has a size that no record has: only such functions read it.
         """
 
     def paused(self) -> contextlib.AbstractContextManager[None]:

@@ -39,7 +39,7 @@ class Packed(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def address(self, other: torch.Tensor) -> int:
-        """Where the weight lies.
+        """Place of the weight in memory.
 
         Args:
             other: what it is used with.

@@ -21,7 +21,7 @@ AT_ONCE = 1 << 20  # weights packed at once
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How numbers are packed.
+    """A way of packing numbers.
 
     Attributes:
         name (`str`): that of GGUF files.

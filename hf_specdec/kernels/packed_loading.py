@@ -32,7 +32,7 @@ class PackedConfig(compat.QuantizationConfigMixin):
         self.transposed: list[str] = []
 
     def to_dict(self) -> dict[str, Any]:
-        """What describes it in a log."""
+        """Describes it in a log."""
         return {"quant_method": self.quant_method}
 
 

@@ -87,10 +87,8 @@ def outer_products(
     assert columns is not None
     if CoreColumns.fits(state, key.shape[-1]):
         return read_by_core(layer, state, query, key, value, log_decay, beta, key_first=key_first)
-    groups = value.shape[2] // key.shape[2]
-    query, key = [one.repeat_interleave(groups, dim=2).transpose(1, 2) for one in (query, key)]
-    value, log_decay = value.transpose(1, 2), log_decay.transpose(1, 2)  # (batch, heads, Q, ...)
-    beta = None if beta is None else beta.transpose(1, 2)
+    query, key = [tensor.repeat_interleave(value.shape[2] // key.shape[2], dim=2) for tensor in (query, key)]
+    query, key, value, log_decay = [tensor.transpose(1, 2) for tensor in (query, key, value, log_decay)]
     state = state.to(value.dtype)
     state = state if key_first else state.transpose(-1, -2)
     read: list[torch.Tensor] = []
@@ -99,8 +97,7 @@ def outer_products(
         keys, decays = key, log_decay
         if before is not None:
             keys, decays = torch.cat([before.keys, key], dim=2), torch.cat([before.log_decay, log_decay], dim=2)
-        num_queries, num_columns = columns.visible.shape[1:]
-        if num_columns == 1:
+        if columns.visible.shape[2] == 1:
             new, total, pairs = log_decay, log_decay, None
         else:
             new = columns.seen(decays.device).to(decays.dtype) @ decays  # (batch, heads, Q, 1 or key_dim)
@@ -109,15 +106,10 @@ def outer_products(
         decayed = new.exp()
         updates = value
         if beta is not None:
-            updates = (value - (key * decayed) @ state) * beta
+            moves = beta.transpose(1, 2)
+            updates = (value - (key * decayed) @ state) * moves
             if pairs is not None:
-                between = pairs.products(key, keys) * beta
-                if before is not None:
-                    updates = updates - between[..., :-num_queries] @ before.updates
-                # Unitriangular: what a column has with itself is taken for 1.
-                updates = torch.linalg.solve_triangular(
-                    between[..., -num_queries:], updates, upper=False, unitriangular=True
-                )
+                updates = _solved(pairs.products(key, keys) * moves, updates, before)
         all_updates = updates if before is None else torch.cat([before.updates, updates], dim=2)
         output = (query * decayed) @ state
         if pairs is None:
@@ -129,6 +121,18 @@ def outer_products(
 
     layer.extend(extended)
     return read[0].transpose(1, 2)
+
+
+def _solved(between: torch.Tensor, updates: torch.Tensor, before: OuterProducts | None) -> torch.Tensor:
+    """Updates of Q columns, of which each changes what those that see it move; `between` is `(batch, heads, Q, C)`."""
+    num_queries = updates.shape[2]
+    if before is not None:
+        updates = updates - between[..., :-num_queries] @ before.updates
+    # Unitriangular: what a column has with itself is taken for 1.
+    solved: torch.Tensor = torch.linalg.solve_triangular(
+        between[..., -num_queries:], updates, upper=False, unitriangular=True
+    )
+    return solved
 
 
 class _Pairs:

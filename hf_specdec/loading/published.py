@@ -121,7 +121,7 @@ def near_name(path: PathLike) -> str | None:
 
 
 def hint_of(path: PathLike) -> str:
-    """What returns the folder of the published or embedded model that a path probably means; empty where none does."""
+    """Names the call for the folder of the model that a path probably means; empty where there is none."""
     if (name := near_name(path)) is None:
         return ""
     call = f"embedded.path({INSIDE[name]!r})" if name in INSIDE else f"fetch({name!r})"

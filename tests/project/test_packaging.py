@@ -98,8 +98,8 @@ def test_the_sdist_carries_models_and_tests(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         *SHIPPED,
-        *(f"models/{name}" for name in MODELS),
-        "models/pyproject.toml",
+        *(f"demos/models/{name}" for name in MODELS),
+        "demos/models/pyproject.toml",
         "LICENSE",
         "README.md",
         "CHANGELOG.md",
@@ -140,7 +140,7 @@ def test_who_wants_no_core_gets_a_wheel_of_pure_python(tmp_path: Path) -> None:
 def test_installed_wheels_generate_and_the_first_alone_says_what_is_missing(built: Path, tmp_path: Path) -> None:
     """In a fresh environment that borrows only the dependencies; away from the repository."""
     (wheel,) = built.glob("*.whl")
-    (models,) = build(tmp_path / "models", "wheel", ROOT / "models").glob("*.whl")
+    (models,) = build(tmp_path / "models", "wheel", ROOT / "demos" / "models").glob("*.whl")
     with zipfile.ZipFile(models) as archive:
         assert {*MODELS} <= set(archive.namelist())
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
@@ -178,7 +178,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == hf_specdec.__version__
-    models = tomllib.loads((ROOT / "models" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    models = tomllib.loads((ROOT / "demos" / "models" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["optional-dependencies"]["models"] == [f"{models['name']}>=0.1"] and models["version"] >= "0.1"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert {f"version: {project['version']}", f"license: {project['license']}"} <= set(citation)

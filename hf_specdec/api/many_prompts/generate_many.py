@@ -87,12 +87,22 @@ def generate_many(
     check_names(inner, generate_kwargs, also=("max_batch_size", "max_cache_tokens", "prefix_cache"))
     check_settings(request)
     check_all(request, tokenizer)
-    seed = checked_seed(seed)
-    if seed is None and request.setting("do_sample"):
-        seed = agreed_seed(inner)
+    kwargs = {**generate_kwargs, "spec_method": spec_method}
+    job = Job(model, tokenizer, _seed_of(request, seed), _cache_or_new(prefix_cache), kwargs)
+    results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
+    return with_bar(results, total=length_hint(prompts) or None) if progress else results
+
+
+def _seed_of(request: Request, seed: int | None) -> int | None:
+    """A given seed, once it is one, or one that all processes draw where the call samples."""
+    if (seed := checked_seed(seed)) is None and request.setting("do_sample"):
+        return agreed_seed(request.model)
+    return seed
+
+
+def _cache_or_new(prefix_cache: PrefixCache | None) -> PrefixCache:
+    """A given cache, once it is one, or an empty one."""
     if not isinstance(prefix_cache, PrefixCache | None):
         remedy = "Pass hf_specdec.PrefixCache(max_bytes)."
         raise ConfigError("prefix_cache", "must be a PrefixCache", type(prefix_cache).__name__, remedy)
-    job = Job(model, tokenizer, seed, prefix_cache or PrefixCache(), {**generate_kwargs, "spec_method": spec_method})
-    results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
-    return with_bar(results, total=length_hint(prompts) or None) if progress else results
+    return prefix_cache or PrefixCache()

@@ -122,7 +122,8 @@ class Program:
         """A call of torch, whose results are copied to where later steps read them."""
         args, kwargs = _rebuilt(step.args, self._tensor), _rebuilt(step.kwargs, self._tensor)
         if isinstance(step.function, StateFunction):
-            function = functools.partial(self._continued, step.function, args, kwargs)
+            computed = functools.partial(_rebuilt, tensor=self._computed)
+            function = functools.partial(self._continued, step.function, computed(step.args), computed(step.kwargs))
         else:
             function = functools.partial(step.function, *args, **kwargs)
         if step.is_in_place:
@@ -140,16 +141,15 @@ class Program:
 
         return several
 
+    def _computed(self, ref: Ref) -> Any:
+        """A weight, or the function that copies what the forward has computed."""
+        return self._tensor(ref).clone if self._is_used(ref) else self._tensor(ref)
+
     def _continued(self, step: StateFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """A function of a layer of the cache, by the states that it has now; the layer keeps the tensors it gets."""
         layer = self._state_layers[step.layer]
-        kept = [layer.joined if type(value) is Joined else self._kept(value) for value in args]
-        return step.function(layer, *kept, **{name: self._kept(value) for name, value in kwargs.items()})
-
-    def _kept(self, value: Any) -> Any:
-        """The same in memory that no later step writes into."""
-        is_own = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() == self._arena.data_ptr()
-        return value.clone() if is_own else value
+        kept = [layer.joined if type(value) is Joined else _kept(value) for value in args]
+        return step.function(layer, *kept, **{name: _kept(value) for name, value in kwargs.items()})
 
     def _is_used(self, ref: Ref) -> bool:
         return self._template.view(ref, self._tokens).memory in self._template.slots
@@ -168,6 +168,11 @@ class Program:
         tensor = self._template.memories[view.memory].tensor
         assert tensor is not None
         return _placed(view, tensor, 0)
+
+
+def _kept(value: Any) -> Any:
+    """The same in memory that no later step writes into."""
+    return value() if callable(value) and not isinstance(value, torch.Tensor) else value
 
 
 def _placed(view: View, memory: torch.Tensor, start: int) -> torch.Tensor:

@@ -21,4 +21,4 @@ class StateFunction:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What the present convolution of a layer of the cache reads."""
+    """Stands for the `joined` of a layer of the cache."""

@@ -41,7 +41,7 @@ Part = Codes | Step
 
 
 class Template:
-    """What two records have in common, ready to run with any number of tokens.
+    """Common parts of two records, ready to run with any number of tokens.
 
     Args:
         first, second: of different numbers of tokens; of the same one for a template of that number alone.
@@ -81,7 +81,7 @@ class Template:
         return self._by[0] != self._by[1] or tokens == self._by[0]
 
     def parts(self, tokens: int) -> list[Part]:
-        """What a forward of so many tokens does."""
+        """Parts of a forward of so many tokens."""
         parts: list[Part] = []
         for part in self._parts:
             if isinstance(part, tuple):

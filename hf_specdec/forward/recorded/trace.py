@@ -212,23 +212,23 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def states(
         self,
-        layer: object,
+        layer: Any,
         function: Callable[..., torch.Tensor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: torch.Tensor,
-        *,
-        is_joined: bool = False,
     ) -> None:
         """See `Recorder`."""
         read = self._tree(args, STATES), {name: self._tree(value, STATES) for name, value in kwargs.items()}
-        if is_joined:
+        if result is layer.joined:
             self._add_moving(result, Joined())
-        written = () if is_joined else (self._written(result),)
+            written: tuple[Ref, ...] = ()
+        else:
+            written = (self._written(result),)
         self.steps.append(Step(StateFunction(function, self._layers[id(layer)]), *read, written))
 
     def record(self, tokens: int, outputs: Any) -> Record:
-        """What has been noted of a forward of so many tokens that returned `outputs`, tensors as `ref` has them."""
+        """The record of a forward of so many tokens that returned `outputs`, tensors as `ref` has them."""
         return Record(tokens, self.steps, self.views, self.memories, self.arguments, outputs)
 
     def ref(self, tensor: torch.Tensor) -> Ref:

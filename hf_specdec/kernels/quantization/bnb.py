@@ -1,4 +1,4 @@
-"""What bitsandbytes gets wrong on CPUs in 4 bits: avoided where a model is loaded, refused where it cannot be."""
+"""Faults of bitsandbytes on CPUs in 4 bits: avoided where a model is loaded, refused where it cannot be."""
 
 import logging
 import sys

@@ -1,6 +1,6 @@
 """The embedded models: a small target, a smaller draft, an EAGLE-3 head and their tokenizer, which need no network.
 
-The folder `models` of a clone holds them, and the distribution `hf_specdec_models`, which is the extra `models`.
+The folder `demos/models` of a clone holds them, and the distribution `hf_specdec_models`, which is the extra `models`.
 
 `"smollm2-head"` is a head for the chat model that `hf_specdec.fetch("smollm2")` brings.
 
@@ -21,7 +21,7 @@ from hf_specdec.errors import CheckpointError, unknown_name
 PACKAGE = "hf_specdec_models"
 WEIGHTS = "packed.safetensors"
 NAMES = ("draft", "head", "smollm2-head", "target")
-REMEDY = 'Install it with: pip install "hf_specdec[models]" (in a clone: pip install ./models)'
+REMEDY = 'Install it with: pip install "hf_specdec[models]" (in a clone: pip install ./demos/models)'
 DIGITS = 12  # of the digest of the packed weights, which names the folder of the checkpoint
 
 
@@ -53,7 +53,7 @@ def packed_folder() -> Path:
     """
     spec = importlib.util.find_spec(PACKAGE)
     installed = [] if spec is None else map(Path, spec.submodule_search_locations or ())
-    for folder in (Path(__file__).parents[3] / "models" / PACKAGE, *installed):
+    for folder in (Path(__file__).parents[3] / "demos" / "models" / PACKAGE, *installed):
         if all((folder / name / WEIGHTS).is_file() for name in NAMES):
             return folder
     rule = f"The embedded models are the package {PACKAGE}, which is not installed."

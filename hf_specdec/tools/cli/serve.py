@@ -44,7 +44,7 @@ class ServerOptions:
             note(f"note: everyone who reaches {self.host} can use the model; --api-key asks for a key", "yellow")
 
     def first_request(self, model: str, *, is_chat: bool) -> str:
-        """What is served, where, and a command that asks it."""
+        """Describes what is served, where, and a command that asks it."""
         address = f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port or 'PORT'}/v1"
         route = "chat/completions" if is_chat else "completions"
         messages = {"messages": [{"role": "user", "content": "What is a queue?"}]}
