@@ -10,7 +10,7 @@ Names                              Why
 `is_in_torch_dispatch_mode`, `_get_current_function_mode_stack`, `DisableTorchFunction`,
 `_is_torch_function_mode_enabled`  torch has no public name for whether operations are traced, counted or replaced
 `torch._C._nn`                     where functions of `torch.nn.functional` come from, whatever stands in their place
-`_grouped_mm`, `_int_mm`           products of experts, as torch's modes see them, and of integers
+`_grouped_mm`                      products of experts, as torch's modes see them
 `DeviceContext`                    the mode of `torch.set_default_device`, which replaces none
 `LlamaRMSNorm`                     each model has a norm of its own, some 140 of them with this one's code
 `TorchDispatchMode`, `_schema`, `_cdata`
@@ -34,7 +34,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm as LlamaRMSNor
 from transformers.utils.output_capturing import _active_collector
 
 grouped_mm = torch._grouped_mm
-int_mm = torch._int_mm
 OUTPUT_HOOKS = "transformers.utils.output_capturing"
 NO_BLOCK = contextlib.nullcontext()
 ROUNDED_ACTIVATIONS = (GELUActivation, GELUTanh, QuickGELUActivation, SiLUActivation)

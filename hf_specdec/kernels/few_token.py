@@ -21,11 +21,11 @@ from hf_specdec.kernels.linear import LinearForward, torch_rounds_alike
 from hf_specdec.kernels.own_forward import OwnForward
 from hf_specdec.kernels.packed import Packed
 from hf_specdec.kernels.products import ActivationForward, ProductsForward
-from hf_specdec.kernels.quantization.bnb_linear import FourBitForward, Int8Forward
+from hf_specdec.kernels.quantization.bnb_linear import FourBitForward
 from hf_specdec.kernels.quantization.fp8_linear import Fp8Forward
 from hf_specdec.kernels.rms_norm import NormForward
 
-KINDS: tuple[Any, ...] = (LinearForward, NormForward, Int8Forward, FourBitForward, Fp8Forward)
+KINDS: tuple[Any, ...] = (LinearForward, NormForward, FourBitForward, Fp8Forward)
 
 PIECE = 2  # tokens: torch may multiply one by another kernel
 

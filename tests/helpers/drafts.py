@@ -158,16 +158,12 @@ class TableScorer:
     ) -> None:
         self.table, self.vocab_size = table, vocab_size
         self.takes_trees, self.relative_cost, self.source = takes_trees, relative_cost, "draft_model"
-        self.num_unread = self.num_skippable = 0
+        self.num_unread = 0
         self.text: list[int] = []
         self.requests: list[DraftTree] = []  # of this round
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self.text, self.requests = list(prompt_ids), []
-
-    def skip(self, count: int) -> None:
-        self.num_unread -= count
-        self.num_skippable -= count
 
     def score(self, tree: DraftTree) -> NodeLogits:
         seen = self.requests[-1] if self.requests else None

@@ -204,29 +204,6 @@ def test_attention_adds_biases_of_each_head(mask: str, heads: tuple[int, int]) -
 
 @pytest.mark.usefixtures("shared_threads")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("has_integer_sums", [True, False])
-@pytest.mark.parametrize("size", [(64, 48), (264, 131)])
-def test_an_int8_layer_gives_a_token_what_it_gives_for_it_alone(
-    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], has_integer_sums: bool, dtype: torch.dtype
-) -> None:
-    """Other tokens have outliers in columns of their own, and some have none."""
-    module = bitsandbytes.nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=6.0)
-    module.load_state_dict(layer(*size).state_dict())
-    module = module.to("cpu").eval()
-    inputs = tokens(64, size[0], dtype=dtype) * torch.linspace(0.0, 4.0, 64, dtype=dtype)[:, None]
-    assert (inputs.abs() >= 6.0).any(dim=1).sum() > 15
-    with torch.no_grad():
-        alone = torch.cat([module(item) for item in inputs.split(1)])
-    if not has_integer_sums:
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    ours = torch.cat([inside(module, item) for item in inputs.split(1)])
-    assert torch.allclose(ours.float(), alone.float(), atol=0.02, rtol=0.01)
-    for count in range(1, 65, 1 if size[0] == 64 else 9):
-        assert torch.equal(inside(module, inputs[:count]), ours[:count])
-
-
-@pytest.mark.usefixtures("shared_threads")
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("size", [(64, 96), (320, 128)])
 def test_a_four_bit_layer_computes_a_token_alike(size: tuple[int, int], is_packed: bool, dtype: torch.dtype) -> None:

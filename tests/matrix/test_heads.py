@@ -12,8 +12,6 @@ import torch
 from transformers.modeling_layers import MtpModel
 
 import hf_specdec
-from hf_specdec.forward.networks.runner_base import RowScorer
-from hf_specdec.methods.auto import drafter as auto
 from tests.helpers.cover import wide_but
 from tests.helpers.heads import CACHES, CASES, FITTED, INPUTS, MODES, SHAPES, Zoo, always
 from tests.helpers.support import PROMPT, plain
@@ -76,24 +74,6 @@ def test_generate_many_keeps_every_text(pairs: Callable[[str], Pair], name: str)
     output = hf_specdec.generate_many(target, prompts, max_batch_size=2, assistant_model=head, **options, **how)
     ours = {result.index: result.token_ids for result in output}
     assert [ours[index] for index in range(len(prompts))] == expected
-
-
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("name", ONE_OF_EACH[:3])
-def test_auto_lets_a_head_read_the_end_of_a_prompt(
-    pairs: Callable[[str], Pair], name: str, inputs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the time that reading all of it takes is too long for the tokens that are to come."""
-    skipped: list[int] = []
-    skip = RowScorer.skip
-    monkeypatch.setattr(RowScorer, "skip", lambda self, count: (skipped.append(count), skip(self, count)))
-    monkeypatch.setattr(auto, "READING", 0.0)
-    monkeypatch.setattr(auto, "LEAST_READ", 3)
-    (target, head), options = pairs(name), {"max_new_tokens": 12, "do_sample": False, **INPUTS[inputs]}
-    config = {"deterministic": True}
-    ours = target.generate(**options, assistant_model=head, spec_method="auto", spec_config=config)
-    assert torch.equal(ours, plain(target, **options))
-    assert min(skipped) > 0
 
 
 @pytest.mark.parametrize("name", wide_but(["mtp, glm4_moe, 1 layer"], FITTED))

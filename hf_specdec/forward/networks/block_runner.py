@@ -56,15 +56,6 @@ class BlockRunner(BaseHeadRunner[BlockHead]):
         """States of a row's text that are not in the cache."""
         return sum(map(len, self._unread[place]))
 
-    def num_skippable(self, place: int) -> int:
-        """All of these but one, before any is in the cache."""
-        return 0 if self._cache.lengths[place] else max(self.num_unread(place) - 1, 0)
-
-    def skip(self, place: int, count: int) -> None:
-        """See `BaseDraftRunner.skip`."""
-        self._unread[place] = [torch.cat(self._unread[place])[count:]]
-        self._firsts[place] += count
-
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         wanted = [tree is not None and block is None for tree, block in zip(trees, self._blocks, strict=True)]
         if any(wanted):

@@ -45,15 +45,6 @@ class HeadRunner(BaseHeadRunner[PairHead]):
         """Pairs of a row's text whose states are here and that are not in the cache."""
         return self._stages[0].rows[place].num_pending
 
-    def num_skippable(self, place: int) -> int:
-        """All of these but one, before any is in the cache: a pair with its state says much of what is before it."""
-        row = self._stages[0].rows[place]
-        return 0 if row.num_pairs or row.num_written else max(row.num_pending - 1, 0)
-
-    def skip(self, place: int, count: int) -> None:
-        """See `BaseDraftRunner.skip`."""
-        self._stages[0].rows[place].skip(count)
-
     def _score(self, trees: Sequence[DraftTree | None]) -> torch.Tensor:
         known = list(self._num_scored)
         while (wave := self._wave(trees)) is not None:

@@ -60,11 +60,6 @@ class StageRow:
             self.first = after + 1
         self.inputs.append(states)
 
-    def skip(self, count: int) -> None:
-        """Never feed the first `count` pairs; none has been fed."""
-        self.inputs = [torch.cat(self.inputs)[count:]]
-        self.first += count
-
     @property
     def num_pending(self) -> int:
         """Pairs of the text that are to be fed: their states are here, and so are their tokens."""

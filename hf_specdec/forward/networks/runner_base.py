@@ -53,15 +53,6 @@ class RowScorer:
         """See `DraftScorer`."""
         return self.draft_runner.num_unread(self.place)
 
-    @property
-    def num_skippable(self) -> int:
-        """See `DraftScorer`; none where other processes compute with it, which would read them all."""
-        return 0 if self.draft_runner.is_shared else self.draft_runner.num_skippable(self.place)
-
-    def skip(self, count: int) -> None:
-        """See `DraftScorer.skip`."""
-        self.draft_runner.skip(self.place, count)
-
     def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """See `DraftScorer.keep`."""
         self.draft_runner.keep(self.place, accepted)
@@ -145,14 +136,6 @@ class BaseDraftRunner(ABC):
     def num_unread(self, place: int) -> int:
         """Tokens of a row's text before the last that the next request has to read first."""
         return 0
-
-    def num_skippable(self, place: int) -> int:
-        """Number of these, the first ones, that may be left out by `skip`."""
-        return 0
-
-    def skip(self, place: int, count: int) -> None:
-        """Never read the first `count` unread tokens of a row."""
-        return
 
     def read(self, place: int, states: Sequence[torch.Tensor]) -> None:
         """Take the target's `hidden_layers` states of the text's next tokens."""

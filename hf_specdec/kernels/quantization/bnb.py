@@ -1,6 +1,5 @@
 """Faults of bitsandbytes on CPUs in 4 bits: avoided where a model is loaded, refused where it cannot be."""
 
-import logging
 import sys
 from typing import Any
 
@@ -12,7 +11,6 @@ from hf_specdec.compat import loading as compat
 from hf_specdec.errors import UnsupportedModelError
 
 BLOCK = 64  # numbers that share a scale in nf4
-INT8_CASTS = "MatMul8bitLt: inputs will be cast"
 CPU_BLOCK = 32  # rows that its packed layout for AVX-512 puts together
 
 
@@ -48,7 +46,7 @@ def _splits_blocks(module: nn.Module) -> bool:
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Make a model with 4-bit layers safe on CPUs, and let int8 layers warn of their casts once.
+    """Make a model with 4-bit layers safe on CPUs.
 
     On CPUs with AVX-512-BF16, bitsandbytes packs a weight in place at its first forward. It raises for shapes that do
     not fill the packed blocks, so those layers take its general way; and a state dict made afterwards is wrong, and
@@ -60,9 +58,6 @@ def prepare(model: PreTrainedModel) -> None:
     bitsandbytes: Any = sys.modules.get("bitsandbytes")
     if bitsandbytes is None:
         return
-    logger = logging.getLogger("bitsandbytes.autograd._functions")
-    if not any(isinstance(each, _CastsOnce) for each in logger.filters):
-        logger.addFilter(_CastsOnce())
     for layer in [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]:
         split = int(layer.in_features) % getattr(layer.weight.quant_state, "blocksize", BLOCK) != 0
         if split and layer.weight.device.type == "cpu" and not reads_split_blocks():
@@ -74,19 +69,6 @@ def prepare(model: PreTrainedModel) -> None:
         if layer.out_features % CPU_BLOCK or split:
             layer.support_avx512bf16_for_cpu = False
         layer.register_state_dict_pre_hook(refuse_packed)
-
-
-class _CastsOnce(logging.Filter):
-    """Lets bitsandbytes say once, and not at every layer of every forward, that int8 rounds by way of fp16."""
-
-    has_warned = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to let a record through."""
-        if not str(record.msg).startswith(INT8_CASTS):
-            return True
-        is_first, self.has_warned = not self.has_warned, True
-        return is_first
 
 
 def refuse_packed(module: nn.Module, prefix: str, keep_vars: bool) -> None:

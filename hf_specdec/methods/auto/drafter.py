@@ -24,10 +24,8 @@ from hf_specdec.methods.common.sampling import LogitsProcessorFn
 
 MAX_NGRAM = 4
 SMALLEST = 1e-3  # nodes below this probability are never worth a look
-READING = 0.02  # tokens a step to come that the reading of a text may lose; a head knows little more for what it read
 TILE = 4  # tokens that a forward computes at once, the text's last among them
 FIRST_LEVELS, MOST_LEVELS = 3, 16  # of draws whose noise is looked at; a row of a large vocabulary takes milliseconds
-LEAST_READ = 16  # tokens of a text that are read in any case
 PROMPT_TOKENS = 1_024  # of a prompt whose logits are kept
 RETRIED = 0.015  # tokens a step that asking the draft model where it does not pay may lose, to notice a change
 
@@ -202,34 +200,17 @@ class AutoDrafter(RoundDrafter):
     def _pays(self, number: int) -> bool:
         """True if the draft model's forward of this number is worth its time, by what such forwards added before.
 
-        What it has to read first, once, is shared out over the steps to come; of a long text a head reads the end.
+        What it has to read first, once, is shared out over the steps to come.
         """
         assert self.scorer is not None
         adaptive_weights, cost = self.sources.learned, self._forward_cost
         if not math.isfinite(cost):
             return False
         of_token = self.scorer.relative_cost * self._cost.of_reading
-        skipped, num_steps = self._num_skipped(of_token), max(self._cost.num_steps, 1.0)
-        reading = of_token * (self.scorer.num_unread - skipped)
-        pays = adaptive_weights.gain(number) >= cost + reading / num_steps or adaptive_weights.may_retry(
+        reading, num_steps = of_token * self.scorer.num_unread, max(self._cost.num_steps, 1.0)
+        return adaptive_weights.gain(number) >= cost + reading / num_steps or adaptive_weights.may_retry(
             RETRIED, cost + reading
         )
-        if pays and skipped:
-            self.scorer.skip(skipped)
-        return pays
-
-    def _num_skipped(self, of_token: float) -> int:
-        """Tokens at the beginning of a text that the draft model is not to read, since that takes too long.
-
-        Args:
-            of_token: what reading one has to gain, in tokens.
-        """
-        assert self.scorer is not None
-        most = READING * self._cost.num_steps / of_token if of_token else math.inf
-        unread = self.scorer.num_unread
-        if unread <= max(most, LEAST_READ):
-            return 0
-        return min(unread - max(int(most), LEAST_READ), self.scorer.num_skippable)
 
     def _judge(self, search: Search, accepted: Sequence[int]) -> None:
         """Learn what each forward of this step and those after it added, less the cost of those after it.

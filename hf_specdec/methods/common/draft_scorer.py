@@ -41,7 +41,6 @@ class DraftScorer(Protocol):
         max_draft_len (`int`): levels of a tree that it can draft.
         source (`str`): what `spec_observer` is told of where its drafts come from.
         num_unread (`int`): tokens of the text before the last that the next request has to read first.
-        num_skippable (`int`): how many of these, the first ones, may be left out by `skip`.
     """
 
     vocab_size: int
@@ -56,13 +55,6 @@ class DraftScorer(Protocol):
     @property
     def num_unread(self) -> int:
         """See above."""
-
-    @property
-    def num_skippable(self) -> int:
-        """See above."""
-
-    def skip(self, count: int) -> None:
-        """Never read the first `count` of the unread tokens."""
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""

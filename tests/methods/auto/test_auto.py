@@ -233,19 +233,6 @@ def test_a_text_is_read_where_the_steps_to_come_gain_what_that_takes(num_steps: 
     assert asked_in(drafter, scorer, text_of(12), cost=cost)[0] is is_asked
 
 
-@pytest.mark.parametrize(("num_skippable", "num_steps", "left"), [(999, 100.0, 400), (999, 1.0, 16), (0, 100.0, 1_000)])
-def test_a_head_reads_as_much_of_a_text_as_takes_a_small_share_of_the_time(
-    num_skippable: int, num_steps: float, left: int
-) -> None:
-    """Reading a token takes as long as a 200th of a token takes; a draft model reads all or nothing."""
-    scorer = TableScorer(TABLE, vocab_size=VOCAB, relative_cost=0.5)
-    scorer.num_unread, scorer.num_skippable = 1_000, num_skippable
-    drafter = drafter_of(SpecMemory(), scorer=scorer)
-    cost = DraftCost(of_reading=0.01, num_steps=num_steps)
-    assert asked_in(drafter, scorer, text_of(12), cost=cost)[0]
-    assert scorer.num_unread == left
-
-
 def priced(jump: float, count: int) -> float:
     return jump * (count > 0) + 0.02 * count
 
