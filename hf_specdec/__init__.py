@@ -66,7 +66,6 @@ __all__ = [
     "generate_many",
     "grammar",
     "max_draft_len",
-    "self_draft",
     "spec_memory",
 ]
 
@@ -84,7 +83,6 @@ _NAMES = {  # by module
     "loading.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
     "loading.drafts": ("AutoDraftHead",),
     "loading.published": ("fetch",),
-    "loading.self_drafting": ("self_draft",),
     "methods.auto.config": ("AutoSpecConfig",),
     "methods.auto.spec_memory": ("SpecMemory",),
     "methods.common.drafter": ("Drafter",),
@@ -113,7 +111,6 @@ if TYPE_CHECKING:
     from hf_specdec.loading.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from hf_specdec.loading.drafts import AutoDraftHead
     from hf_specdec.loading.published import fetch
-    from hf_specdec.loading.self_drafting import self_draft
     from hf_specdec.methods.auto.config import AutoSpecConfig
     from hf_specdec.methods.auto.spec_memory import SpecMemory
     from hf_specdec.methods.common.config import SpecConfig

@@ -207,11 +207,6 @@ def is_compiled(model: PreTrainedModel) -> bool:
     )
 
 
-def uncompiled(function: Any) -> Any:
-    """Function from which `torch.compile` made `function`, or `function` itself."""
-    return vars(function).get("_torchdynamo_orig_callable", function) if inspect.isfunction(function) else function
-
-
 def innermost_decoder(model: PreTrainedModel) -> Any:
     """The decoder of an encoder-decoder model; where it is a composite part, that part's."""
     decoder = model.get_decoder()

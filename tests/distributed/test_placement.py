@@ -135,11 +135,12 @@ def test_a_model_with_accelerate_s_hooks_is_not_moved(fresh: Any, two_gpus: None
 
 
 def test_shared_weights_stay_together(fresh: Any, two_gpus: None) -> None:
-    first_layers = hf_specdec.self_draft(fresh, layers=1)
+    sharing = noisy_copy(fresh)
+    sharing.set_input_embeddings(fresh.get_input_embeddings())
     for lists in ({"target_devices": [1], "draft_devices": [0]}, {"target_devices": None, "draft_devices": [0]}):
         with pytest.raises(ConfigError, match="whose weights it shares"):
-            move_pair(fresh, first_layers, **lists)
-    move_pair(fresh, first_layers, target_devices=["cpu"], draft_devices=["cpu"])
+            move_pair(fresh, sharing, **lists)
+    move_pair(fresh, sharing, target_devices=["cpu"], draft_devices=["cpu"])
 
 
 CALLS: dict[str, Callable[[Any], dict[str, Any]]] = {

@@ -22,7 +22,7 @@ INSTEAD = {
     "max_matching_ngram_size": 'Say it in the spec_config of spec_method="prompt_lookup".',
     "num_assistant_tokens": 'Use spec_config={"draft_len": ...} of a method that drafts with a model or head.',
     "assistant_confidence_threshold": 'Use spec_config={"confidence_threshold": ...} of such a method.',
-    "assistant_early_exit": 'Use spec_method="draft_model" with hf_specdec.self_draft(model, layers=...) in its place.',
+    "assistant_early_exit": "Load the first layers as a draft model: from_pretrained(path, num_hidden_layers=...).",
     "use_mtp": 'Use spec_method="mtp" in its place.',
     "speculation_type": 'Use spec_method="dflash" in its place.',
     "assistant_ensemble_weight": "Blended probabilities would give other texts.",

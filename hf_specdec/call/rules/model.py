@@ -81,8 +81,7 @@ def check_draft(request: Request, field: str = "assistant_model", hint: str = ""
     method = request.method
     if request.assistant_model is not None or not method.needs_assistant:
         return
-    first_layers = "hf_specdec.self_draft(model, layers=...)"
-    remedy = f"Pass a smaller model of the same vocabulary, or the first layers of this one: {first_layers}."
+    remedy = "Pass a smaller model of the same vocabulary."
     if method.needs_draft_head:
         remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
     raise ConfigError(field, f'must be given with spec_method="{method.name}"', None, f"{hint}{remedy}")

@@ -40,7 +40,6 @@ def with_lora(model: Any) -> Any:
 
 DRAFTS: dict[str, Callable[[Any, Any], Any]] = {
     "the target itself": lambda model, draft: model,
-    "the target's first layer": lambda model, draft: hf_specdec.self_draft(model, layers=1),
     "bf16": lambda model, draft: copy.deepcopy(draft).to(torch.bfloat16),
     "enabled": lambda model, draft: hf_specdec.enable(copy.deepcopy(draft)),
     "lora": lambda model, draft: with_lora(copy.deepcopy(draft)),

@@ -17,7 +17,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "max_matching_ngram_size": ("lookahead", 2, "spec_config of spec_method"),
     "num_assistant_tokens": ("draft_model", 5, 'spec_config={"draft_len": ...}'),
     "assistant_confidence_threshold": ("auto", 0.5, '{"confidence_threshold": ...}'),
-    "assistant_early_exit": ("draft_model", 1, "self_draft"),
+    "assistant_early_exit": ("draft_model", 1, "num_hidden_layers"),
     "num_assistant_tokens_schedule": ("draft_model", "constant", "confidence_threshold"),
     "assistant_lookbehind": ("draft_model", 10, "word boundary"),
     "target_lookbehind": ("draft_model", 10, "word boundary"),

@@ -194,7 +194,6 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda m: many(m, logits_processor=[PerRow(lambda row: None)]),
         "`make` must return a processor or a criterion",
     ),
-    "no model": (lambda m: hf_specdec.self_draft(None, layers=1), "`model` must be a transformers model"),
     "no path": (lambda m: hf_specdec.AutoModelForCausalLM.from_pretrained(None), "`path` must be a folder or a name"),
     "a dtype's name": (
         lambda m: hf_specdec.AutoDraftHead.from_pretrained(hf_specdec.embedded.path("head"), dtype="fp32"),
