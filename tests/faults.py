@@ -21,17 +21,14 @@ BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
 MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
 LOOKUP = "methods/prompt_lookup/method.py"
-LINEAR = "kernels/linear.py"
-OWN_FORWARD, REPLACED = "kernels/own_forward.py", "common/replaced.py"
-NORM = "kernels/rms_norm.py"
-TRIAL = "kernels/cpu.py"
+LAYERS, REPLACED = "kernels/layers.py", "common/replaced.py"
 NORMS = "compat/modules.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/attention.py"
 LENGTHS = "call/rules/model.py"
 CHECKED = "forward/checked_steps.py"
-GROUPED, DECODE = "kernels/grouped.py", "call/request.py"
+GROUPED, DECODE = "kernels/masks.py", "call/request.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/compiled_forward.py",
     "compat/compiling.py",
@@ -64,15 +61,14 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     DECODING: ("promise/outputs/test_streamer.py promise/batches/test_processors.py",),
     **dict.fromkeys((DFLASH, DFLASH_CONFIG, BLOCKS, HEADS), ("methods/dflash",)),
-    LINEAR: ("kernels/test_linear.py kernels/test_few_token.py kernels/test_replaced_functions.py",),
+    LAYERS: (
+        "kernels/test_linear.py kernels/test_few_token.py kernels/test_rms_norm.py kernels/test_replaced_functions.py",
+    ),
     MODULES: ("kernels/test_replaced_functions.py",),
     MASKS: ("capabilities/test_architectures.py",),
     LENGTHS: ("promise/models/test_length_rules.py promise/models/test_phi4_multimodal.py",),
     ROTARY: ("promise/models/test_long_texts.py",),
-    OWN_FORWARD: ("kernels/test_few_token.py",),
     REPLACED: ("forward/test_replaced.py",),
-    NORM: ("kernels/test_rms_norm.py",),
-    TRIAL: ("kernels/test_trial.py",),
     NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
     **dict.fromkeys(
@@ -137,16 +133,16 @@ MUTANTS = (
         "num_draft_tokens, result.num_accepted)",
         "num_draft_tokens, len(result.tokens))",
     ),
-    Mutant("a linear layer loses its bias", LINEAR, "0 if bias is None else bias.data_ptr()", "0"),
-    Mutant("sparse weights go to the core", OWN_FORWARD, "weight.layout == torch.strided and ", ""),
+    Mutant("a linear layer loses its bias", LAYERS, "0 if bias is None else bias.data_ptr()", "0"),
+    Mutant("sparse weights go to the core", LAYERS, "weight.layout == torch.strided and ", ""),
     Mutant("all rows of a batch have the first one's mask", ATTENTION, "numbers.stride(0) * (len(numbers) > 1)", "0"),
     Mutant("a missing mask hides nothing", ATTENTION, "mask is None and is_causal and query.shape[2] > 1", "False"),
-    Mutant("torch computes halves", LINEAR, "self.dtype != torch.float32 or here.recorder is not None", "False"),
-    Mutant("a norm keeps its class's epsilon", NORM, "            self.epsilon,\n", "            1e-6,\n"),
+    Mutant("torch computes halves", LAYERS, "self.dtype != torch.float32 or here.recorder is not None", "False"),
+    Mutant("a norm keeps its class's epsilon", LAYERS, "            self.epsilon,\n", "            1e-6,\n"),
     Mutant("any norm is Llama's", NORMS, "getattr(forward.__code__, name) == getattr(LLAMAS.__code__, name)", "True"),
     Mutant("a forward of before is lost", REPLACED, 'attributes["forward"] = installed.before', "pass"),
     Mutant("values outlive their block", REPLACED, "vars(here).update(self._before)", "pass"),
-    Mutant("other threads get the kernels too", OWN_FORWARD, "here.depth > 0\n            and type(", "type("),
+    Mutant("other threads get the kernels too", LAYERS, "here.depth > 0\n            and type(", "type("),
     Mutant("a forward counts twice", STEP, "num_forwards += 1\n        for", "num_forwards += 2\n        for"),
     Mutant(
         "the streamer gets the first token of a step only",
@@ -256,7 +252,7 @@ MUTANTS = (
     ),
     Mutant("switches of callers' code are not seen", FINGERPRINT, "if type(value) is str else value != 0", "and 0"),
     Mutant("registered attention is not seen", FINGERPRINT, "if function is not None]", "if function is None]"),
-    Mutant("a forward replaced on its class is passed by", LINEAR, "type(module).forward is not forward", "False"),
+    Mutant("a forward replaced on its class is passed by", LAYERS, "type(module).forward is not forward", "False"),
     Mutant(
         "replaced functions of torch are passed by", MODULES, "is not getattr(torch._C._nn", "is getattr(torch._C._nn"
     ),

@@ -20,7 +20,7 @@ from hf_specdec.compat.settings import keep_own_settings, leave_own_settings, wi
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability
-from hf_specdec.kernels.attention import check_attention
+from hf_specdec.kernels.xformers import check_attention
 from hf_specdec.methods.auto.method import give_memory, memory_in_use
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.config import SpecConfig

@@ -21,7 +21,7 @@ from hf_specdec.call.plain_kernels import plain_steps
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.kernels.attention import check_attention, register
+from hf_specdec.kernels.xformers import check_attention, register
 
 _LOCK = threading.RLock()
 _RUNS_ON: ContextVar[Any] = ContextVar("_RUNS_ON", default=None)  # the model whose `generate` of the user's runs

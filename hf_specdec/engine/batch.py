@@ -13,7 +13,6 @@ from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_runner import MAX_UNCACHED, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.prompt import PromptStart
-from hf_specdec.kernels.cpu import tried
 from hf_specdec.methods.common.draft_scorer import at_common_width
 from hf_specdec.methods.common.drafter import DraftCost
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits
@@ -161,11 +160,6 @@ class Batch:
     def compile_seconds(self) -> float:
         """Seconds of compiling so far, those of earlier calls included."""
         return sum(forward.seconds for forward in self.compiled)
-
-    @property
-    def num_trials(self) -> int:
-        """Calls of kernels so far that were timed to find the faster one, those of other models in this thread too."""
-        return tried.count
 
     def max_depth(self) -> int:
         """Most tokens that may be drafted one under the other: the one after the last of them must still fit."""

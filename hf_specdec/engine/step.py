@@ -143,7 +143,7 @@ class StepRunner:
             self.budget if any(sequence.is_weighed and not sequence.finished for sequence in batch.sequences) else None
         )
         cost = NO_COST if budget is None else batch.draft_cost(budget)
-        began, forwards, num_trials = time.perf_counter(), DraftForwards(), batch.num_trials
+        began, forwards = time.perf_counter(), DraftForwards()
         trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
         drafted = time.perf_counter()
         num_live = batch.num_live
@@ -155,9 +155,8 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        # A step that compiles, times kernels, records a forward or computes twice tells nothing of costs.
-        is_timed = before != self._compile_seconds or num_trials != batch.num_trials
-        is_usual = batch.target.forwards.is_usual and not (is_timed or is_repeated)
+        # A step that compiles, records a forward or computes twice tells nothing of costs.
+        is_usual = batch.target.forwards.is_usual and before == self._compile_seconds and not is_repeated
         learns = budget is not None and (is_usual or budget.costs.is_fixed)  # fixed: the same whatever was recorded
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(

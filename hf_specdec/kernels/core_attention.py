@@ -32,7 +32,6 @@ class CoreAttention:
 
     Attributes:
         fits (`bool`): whether the core can compute it.
-        work (`int`): multiplications.
     """
 
     def __init__(
@@ -68,20 +67,8 @@ class CoreAttention:
         if fits and bias is not None:
             query, key, value, mask = _by_head(query, key, value, mask, bias)
         self.query, self.key, self.value, self.mask = query, key, value, mask
-        self.work = query.numel() * key.shape[2] * 2
-        self._threads = cpu.threads_for(self.work) if fits else 0
+        self._threads = cpu.threads_for(query.numel() * key.shape[2] * 2) if fits else 0
         self.fits = self._threads > 0
-
-    @property
-    def trial(self) -> cpu.Trial | None:
-        """Timing of calls of about as many queries and keys; `None` in bf16 and fp16, which torch never computes."""
-        if self.query.dtype != torch.float32:
-            return None
-        num_queries, num_keys = self.query.shape[2], self.key.shape[2]
-        buckets = (len(self.query).bit_length(), (num_queries - 1).bit_length(), (num_keys - 1).bit_length())
-        heads = (self.query.shape[1], self.key.shape[1], self.key.shape[3], self.value.shape[3])
-        forms = (self.mask is None, self._packed is None, self._sinks is None, self._cap)
-        return cpu.trial("attention", *forms, *buckets, *heads, self._threads)
 
     def __call__(self) -> torch.Tensor:
         """The attention, `(B, M, Hq, Dv)`; `(1, N, Hq, Dv)` of packed rows."""
@@ -128,8 +115,6 @@ class CausalAttention:
             more, which no query sees.
     """
 
-    trial: cpu.Trial | None = None
-
     def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> None:
         count, longest = query.shape[2], -(-query.shape[2] // SPAN) * SPAN
         self._blocks = []
@@ -139,7 +124,6 @@ class CausalAttention:
             own = query[:, :, start:end], key[:, :, :end], value[:, :, :end]
             self._blocks.append(CoreAttention(*own, mask, scaling))
         self.fits = key.shape[2] >= count and all(block.fits for block in self._blocks)
-        self.work = sum(block.work for block in self._blocks)
 
     def __call__(self) -> torch.Tensor:
         """The attention, `(B, M, Hq, Dv)`."""

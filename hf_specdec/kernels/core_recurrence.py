@@ -13,7 +13,7 @@ import torch
 from hf_specdec.cache.state_layer import KeptColumns, StateLayer
 from hf_specdec.common.transfer import is_host
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.linear import LANES, PLAIN
+from hf_specdec.kernels.layers import LANES, PLAIN
 
 ROWS = 6  # of a state that the core computes at once, at most
 

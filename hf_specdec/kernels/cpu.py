@@ -1,47 +1,25 @@
-"""Common part of the compiled core's kernels: conditions, threads, and the choice of the faster way.
+"""Common part of the compiled core's kernels: conditions and threads.
 
 The core computes in this package's own forwards on a CPU. In bf16 and fp16 it computes every layer that it can: its
-sums have one order for any number of tokens, torch's have not, and the order decides how a sum is rounded. In fp32 the
-first calls of each size are computed by torch and by the core in turns, later ones by the faster.
+sums have one order for any number of tokens, torch's have not, and the order decides how a sum is rounded. In fp32 it
+computes those of up to 256 tokens, in a quarter of torch's time for two tokens and in nine tenths for 256.
 """
 
 import ctypes
 import functools
-import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
-from typing import Any, TypeVar
 
 import torch
 
 from hf_specdec.common.replaced import here
 from hf_specdec.compat.devices import computes_halves
 from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced
-from hf_specdec.kernels.native import core
-
-__all__ = [
-    "HALVES",
-    "KINDS",
-    "Trial",
-    "core",
-    "is_emulated",
-    "is_usual",
-    "team",
-    "threads_for",
-    "trial",
-    "tried",
-    "why_unused",
-]
-
-T = TypeVar("T")
+from hf_specdec.kernels.native import core as core
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in tiles.h
 HALVES = (torch.bfloat16, torch.float16)
 SHARED_WORK = 1 << 17  # multiplications from which on threads pay
-SAMPLES, SKIPPED = 10, 2  # timed calls of each way, and how many of them only warm up
-FEWEST, LONGEST = 3, 0.2  # as many are enough where all of them have taken so many seconds
 
 
 def why_unused() -> str | None:
@@ -81,60 +59,6 @@ def threads_for(work: int) -> int:
     """Number of threads for so many multiplications; 0 where there are several that the core cannot use."""
     threads = torch.get_num_threads() if work >= SHARED_WORK else 1
     return threads if threads == 1 or team() else 0
-
-
-class _Tried(threading.local):
-    """Number of calls that trials have timed in this thread."""
-
-    count = 0
-
-
-tried = _Tried()
-
-
-class Trial:
-    """Times two ways to compute calls of one size and keeps the faster one.
-
-    Attributes:
-        is_over: whether that is known.
-        is_ours: whether the core is faster.
-    """
-
-    def __init__(self) -> None:
-        self.is_over, self.is_ours = False, False
-        self._seconds: tuple[list[float], list[float]] = ([], [])  # a multiplication's, by torch and by the core
-        self._spent = 0.0  # seconds, by all of them
-
-    def __call__(self, own: Callable[[], T], torchs: Callable[[], T], work: int) -> T:
-        """The result of the faster way, or of the one whose turn it is, for so many multiplications."""
-        if self.is_over:
-            return own() if self.is_ours else torchs()
-        is_ours, start = self.turn(), time.perf_counter()
-        result = own() if is_ours else torchs()
-        self.add(is_ours, time.perf_counter() - start, work)
-        return result
-
-    def turn(self) -> bool:
-        """Returns whether the next call that is timed is the core's."""
-        torchs, own = self._seconds
-        return len(own) <= len(torchs)
-
-    def add(self, is_ours: bool, seconds: float, work: int = 1) -> None:
-        """A call of so many multiplications took so long."""
-        tried.count += 1
-        self._seconds[is_ours].append(seconds / work)
-        self._spent += seconds
-        needed = FEWEST if self._spent > LONGEST else SAMPLES
-        if min(map(len, self._seconds)) >= needed and not self.is_over:
-            torchs, own = (median(timed[SKIPPED:]) for timed in self._seconds)
-            self.is_ours = own < torchs
-            self.is_over = True
-
-
-@functools.cache
-def trial(*size: Any) -> Trial:
-    """One for each size in a process: it is the machine that is tried."""
-    return Trial()
 
 
 def team() -> int:

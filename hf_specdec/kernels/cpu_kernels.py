@@ -8,6 +8,7 @@ A block, in the thread that enters it:
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -15,15 +16,24 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.replaced import replaced
+from hf_specdec.common.replaced import here, replaced
+from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.devices import has_tiles
+from hf_specdec.compat.models import is_compiled
+from hf_specdec.compat.modules import modules_of
+from hf_specdec.kernels import cpu
 from hf_specdec.kernels.few_query import FewQueryAttention, watch
-from hf_specdec.kernels.few_token import FewTokenLayers
-from hf_specdec.kernels.own_forward import counted
+from hf_specdec.kernels.layers import LinearForward, NormForward, OwnForward, counted, torch_rounds_alike
+from hf_specdec.kernels.packed import Packed
+from hf_specdec.kernels.products import ActivationForward, ProductsForward
+from hf_specdec.kernels.quantization.layers import FourBitForward, Fp8Forward
+
+KINDS: tuple[Any, ...] = (LinearForward, NormForward, FourBitForward, Fp8Forward)
+PIECE = 2  # tokens: torch may multiply one by another kernel
 
 
 class CpuKernels:
-    """A block whose attention and layers the core computes: in fp32 where it is faster, in bf16 and fp16 where it can.
+    """A block whose attention and layers the core computes: in fp32 those of a few tokens, in bf16 and fp16 all.
 
     Args:
         model: whose forwards they are.
@@ -85,3 +95,95 @@ class CpuKernels:
         self._watching.close()
         self._layers.__exit__()
         self._attention.__exit__()
+
+
+class FewTokenLayers:
+    """A block in which the core computes layers of a model, in the thread that enters it.
+
+    For the block each of them has a `forward` of its own. Layers that have one already, as under accelerate's
+    offloading, or whose weights are no plain tensors, keep theirs; so do all where a part of the model is compiled, or
+    where gradients, autocast, deterministic algorithms or a dispatch mode are on.
+
+    Args:
+        model: whose layers they are.
+        is_used: whether they may; compiled forwards keep what they were traced with.
+
+    Attributes:
+        forwards (`list[OwnForward]`): of the layers that the core can compute.
+        has_packed (`bool`): whether others are packed, and the rest of the model is in bf16 or fp16.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, is_used: bool = True) -> None:
+        is_used = is_used and cpu.why_unused() is None and not is_compiled(model)
+        dtype, device = getattr(model, "dtype", None), getattr(model, "device", None)
+        is_half = dtype in cpu.HALVES and device is not None and is_host(device)
+        kinds = (*KINDS, ProductsForward, ActivationForward) if is_half else KINDS
+        modules = modules_of(model) if is_used else ()
+        forwards = (_forward_for(module, kinds) for module in modules)
+        self.forwards: list[OwnForward] = [forward for forward in forwards if forward is not None]
+        self.has_packed = is_half and any(isinstance(module, Packed) for module in modules)
+        self._block: replaced | None = None  # while it is open
+
+    @property
+    def reads_prompts(self) -> bool:
+        """True if the core is to compute prompts too: not in halves for which the CPU has instructions, as torch's
+        products of many tokens are faster there.
+        """
+        return any(
+            isinstance(forward, LinearForward) and (forward.dtype == torch.float32 or cpu.is_emulated(forward.dtype))
+            for forward in self.forwards
+        )
+
+    @property
+    def of_prompts(self) -> "FewTokenLayers":
+        """The same block for prompts: without the products that torch computes faster there."""
+        block = copy.copy(self)
+        block._block = None  # noqa: SLF001 a copy of its own
+        if not self.reads_prompts:
+            block.forwards = [
+                forward for forward in self.forwards if isinstance(forward, NormForward | ActivationForward)
+            ]
+        return block
+
+    @property
+    def least_piece(self) -> int:
+        """Least tokens of a prompt's forward that have the bits that they have in the whole prompt's; 0 for none.
+
+        Asked where the core or torch computes all products as layers, the output's of one token left aside.
+        """
+        if not all(isinstance(forward, LinearForward | NormForward | ActivationForward) for forward in self.forwards):
+            return 0
+        if self.reads_prompts:
+            return 1
+        layers = [forward for forward in self.forwards if isinstance(forward, LinearForward)]
+        threads = torch.get_num_threads()
+        is_alike = all(
+            not layer.is_transposed and torch_rounds_alike(layer.num_out, layer.num_in, layer.dtype, threads)
+            for layer in layers
+        )
+        return PIECE if is_alike else 0
+
+    @property
+    def rounds_alike(self) -> bool:
+        """True if a token of a step is rounded the same beside any others, which one of a prompt need not be."""
+        return self.has_packed or any(
+            isinstance(forward, LinearForward) and forward.dtype != torch.float32 for forward in self.forwards
+        )
+
+    def __enter__(self) -> None:
+        if self.forwards and cpu.is_usual():
+            self._block = replaced(self.forwards, depth=here.depth + 1)
+            self._block.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if (block := self._block) is not None:
+            self._block = None
+            block.__exit__()
+
+
+def _forward_for(module: torch.nn.Module, kinds: tuple[Any, ...]) -> OwnForward | None:
+    """Replacement forward of a layer that the core can compute and that has none of its own; else `None`."""
+    forward = vars(module).get("forward")
+    if forward is not None and not isinstance(forward, OwnForward):
+        return None
+    return next((kind(module) for kind in kinds if kind.can_replace(module)), None)

@@ -1,4 +1,4 @@
-"""Attention of a few queries in this package's own forwards: on a CPU by the compiled core, in fp32 where it is faster.
+"""Attention of a few queries in this package's own forwards: on a CPU by the compiled core.
 
 `"sdpa"` takes it, and on a CPU `"eager"` where the core computes what a model's own function does. Elsewhere on a CPU,
 and in the graphs that are compiled here, torch computes `"sdpa"` without copies of grouped heads.
@@ -8,8 +8,10 @@ and in the graphs that are compiled here, torch computes `"sdpa"` without copies
         model(**inputs)
 """
 
+import functools
 import threading
 from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,13 +31,16 @@ from hf_specdec.compat.compiling import is_traced_for_us
 from hf_specdec.compat.modules import shows_attentions
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
-from hf_specdec.kernels.eager import what_it_reads
-from hf_specdec.kernels.grouped import can_fold, folded
+from hf_specdec.kernels.masks import can_fold, folded
 from hf_specdec.kernels.products import Watch
 
 NAME = "sdpa"
 # Arguments that change the result and that only transformers' function knows.
 FOREIGN = ("position_bias", "cache", "softcap")
+# Parameters of a model's own function: that it always has, that the core computes, that the mask has.
+USUAL = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout"}
+EXTRAS = {"softcap", "position_bias"}
+IGNORED = {"sliding_window"}
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -194,7 +199,7 @@ class _EagerAttention:
 def _faster(
     module: torch.nn.Module, by_core: CausalAttention | CoreAttention | None, torchs: Callable[[], Result]
 ) -> Result:
-    """A module's attention by the core where that can compute it, in fp32 where it is faster; counted."""
+    """A module's attention by the core where that can compute it; counted."""
     fits = by_core is not None and by_core.fits
     if (counting := here.counting) is not None:
         if fits:
@@ -208,9 +213,7 @@ def _faster(
             attended = by_core()
         by_core.note(open_recorder, attended)
         return attended, None
-    if (trial := by_core.trial) is None:
-        return by_core(), None
-    return trial(lambda: (by_core(), None), torchs, by_core.work)
+    return by_core(), None
 
 
 def _put_eager(file: dict[str, Any]) -> None:
@@ -228,3 +231,33 @@ def _register() -> None:
     with _register_lock:
         if attention_function_of(NAME) is sdpa_attention_forward:
             register_attention(NAME, _Attention())
+
+
+@functools.cache
+def what_it_reads(function: FunctionType) -> frozenset[str] | None:
+    """Find what a function `(module, query, key, value, attention_mask, ...)` reads besides usual arguments.
+
+    Of `"softcap"`, `"position_bias"` and the module's `"sinks"`; `None` where its result is not the core's for random
+    numbers.
+    """
+    code = function.__code__
+    named = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    if not named <= USUAL | EXTRAS | IGNORED:
+        return None
+    at = torch.Generator().manual_seed(0)
+    random = functools.partial(torch.randn, generator=at, dtype=torch.float32, device="cpu")
+    query, key, value, added = random(2, 4, 3, 16), random(2, 4, 5, 16), random(2, 4, 5, 16), random(1, 4, 3, 5)
+    mask = torch.full_like(added[:, :1], torch.finfo(added.dtype).min).triu(3)
+    cap, bias = 1.0 if "softcap" in named else None, added if "position_bias" in named else None
+    sinks = random(4) if "sinks" in code.co_names else None
+    read = {"softcap": cap, "position_bias": bias, "sinks": sinks}
+    module = SimpleNamespace(num_key_value_groups=1, training=False, sinks=sinks)
+    kwargs: dict[str, Any] = {name: read[name] for name in EXTRAS & named}
+    try:
+        attended = function(module, query, key, value, mask, scaling=0.5, dropout=0.0, **kwargs)[0]
+    except AttributeError:  # it reads more of a module
+        return None
+    by_core = CoreAttention(query, key, value, mask, 0.5, is_causal=False, bias=bias, cap=cap, sinks=sinks)
+    if not (by_core.fits and torch.allclose(attended, by_core(), atol=1e-4)):
+        return None
+    return frozenset(name for name, value in read.items() if value is not None)

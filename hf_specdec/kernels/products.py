@@ -18,8 +18,7 @@ from hf_specdec.compat.attention import names_in_own_methods
 from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS, grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
-from hf_specdec.kernels.linear import can_multiply, core_product
-from hf_specdec.kernels.own_forward import OwnForward
+from hf_specdec.kernels.layers import OwnForward, can_multiply, core_product
 
 # Torch's functions that add up products, by their names without underscores before and after.
 PRODUCTS = frozenset(

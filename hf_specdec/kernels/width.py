@@ -9,7 +9,7 @@ from hf_specdec.compat.models import innermost_decoder, is_compiled
 from hf_specdec.compat.modules import modules_of, parameters_of
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.cpu_kernels import FewTokenLayers
 from hf_specdec.kernels.packed import Packed
 
 

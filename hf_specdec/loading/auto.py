@@ -23,9 +23,8 @@ from hf_specdec.common.files import said_of_hub
 from hf_specdec.compat.loading import dropped_settings
 from hf_specdec.distributed.placement import parallel_arguments, with_checked_map
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, UnsupportedModelError, first_line, unknown_name
-from hf_specdec.kernels.attention import asks_for_xformers
 from hf_specdec.kernels.quantization.bnb import prepare
-from hf_specdec.kernels.quantization.fp8_linear import zero_rows
+from hf_specdec.kernels.quantization.layers import zero_rows
 from hf_specdec.kernels.quantization.precision import (
     DTYPES,
     PRECISIONS,
@@ -33,7 +32,7 @@ from hf_specdec.kernels.quantization.precision import (
     loading_arguments,
 )
 from hf_specdec.kernels.quantization.weights import precision_of
-from hf_specdec.kernels.xformers import check_installed
+from hf_specdec.kernels.xformers import asks_for_xformers, check_installed
 from hf_specdec.loading.checkpoints.folder import check_folder, check_kind, with_gguf_file
 from hf_specdec.loading.checkpoints.gguf_file import packed_or_arguments
 from hf_specdec.loading.published import hint_of

@@ -8,7 +8,6 @@ import torch
 
 import hf_specdec
 from hf_specdec.common.stats import SpecStats
-from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.recorded.call_forwards import CallForwards
@@ -43,7 +42,6 @@ def test_each_steps_costs_and_counts_are_kept_once_the_next_forward_is_launched(
 ) -> None:
     """And those of the last step in the end."""
     hf_specdec.capability(loaded.model)  # by forwards that are not noted
-    monkeypatch.setattr(Batch, "num_trials", 0)  # steps that time kernels or make records tell nothing of costs
     monkeypatch.setattr(CallForwards, "is_usual", property(lambda self: True, lambda self, value: None), raising=False)
     events: list[str] = []
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, PreTrainedModel, modeling_flash_att
 from transformers.integrations import flash_attention as integration
 
 from hf_specdec.compat.attention import attention_function_of
-from hf_specdec.kernels.attention import KernelAttention, register
+from hf_specdec.kernels.xformers import KernelAttention, register
 
 NAME = "flash_attention_2"
 

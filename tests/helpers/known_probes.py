@@ -12,7 +12,7 @@ import torch
 from hf_specdec.common.replaced import here
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.forward.capabilities import findings
-from hf_specdec.kernels.own_forward import counted
+from hf_specdec.kernels.layers import counted
 
 __all__ = ["run_once"]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hf_specdec.kernels import cpu
-from tests.kernels.layer_cases import decided
 
 
 @pytest.fixture(params=[1, 3])
@@ -50,7 +49,6 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> _Noting:
     """A core that computes all that it can."""
     core = _Noting(cpu.core)
     monkeypatch.setattr(cpu, "core", core)
-    monkeypatch.setattr(cpu, "trial", lambda *size: decided(is_ours=True))
     return core
 
 

@@ -16,7 +16,7 @@ import hf_specdec
 from tests.helpers.attention import strict_attention
 from tests.helpers.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, SEQ2SEQ, Family, build
 
-__all__ = ["OFFERED", "REFUSED", "STRICT", "WITHOUT_KERNEL", "family_model", "implementation", "padded"]
+__all__ = ["OFFERED", "REFUSED", "STRICT", "UNKNOWN", "WITHOUT_KERNEL", "family_model", "implementation", "padded"]
 
 WIDE = {"hidden_size": 64, "head_dim": 16}  # heads that half precision takes too
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -41,10 +41,9 @@ REFUSED = {
 ALL = FAMILIES | {
     name: Family(name=name, config=config, options=options) for name, (config, options) in (MORE | REFUSED).items()
 }
-OFFERED = [name for name in ALL if name not in REFUSED]
-# Families without a layer for the kernel: soft-capping and sinks go to the model's own function, biases of each layer's
-# own to torch's.
-WITHOUT_KERNEL = ("gemma2", "gpt_oss", "t5")
+UNKNOWN = ("gemma2", "gpt_oss")  # soft-capping and sinks, which are the model's own function's
+OFFERED = [name for name in ALL if name not in (*REFUSED, *UNKNOWN)]
+WITHOUT_KERNEL = ("t5",)  # biases of each layer's own are torch's
 STRICT = "strict"
 
 

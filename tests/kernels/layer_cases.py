@@ -8,10 +8,10 @@ from transformers.pytorch_utils import Conv1D
 
 import hf_specdec
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.cpu_kernels import FewTokenLayers
 from tests.helpers.support import PROMPT, plain
 
-__all__ = ["decided", "draw", "has_core", "inside", "layer", "sizes", "tokens", "transposed", "writes_plains_text"]
+__all__ = ["draw", "has_core", "inside", "layer", "sizes", "tokens", "transposed", "writes_plains_text"]
 
 has_core = pytest.mark.skipif(
     cpu.core is None or not cpu.core.has_kernels(), reason="no compiled core, or a processor that it does not know"
@@ -39,12 +39,6 @@ def inside(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     with FewTokenLayers(module):
         result: torch.Tensor = module(inputs)
     return result
-
-
-def decided(*, is_ours: bool) -> cpu.Trial:
-    trial = cpu.Trial()
-    trial.is_over, trial.is_ours = True, is_ours
-    return trial
 
 
 def writes_plains_text(method: str) -> None:

@@ -1,4 +1,4 @@
-"""One attention call: what goes to the kernel, to torch, to the model's own function, and that all of them agree."""
+"""One attention call: what goes to the kernel and what to torch, that both agree, and what neither knows."""
 
 import logging
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import AttentionInterface
-from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
 from hf_specdec import UnsupportedModelError
-from hf_specdec.kernels.attention import KernelAttention, kernel_mask
+from hf_specdec.kernels.xformers import KernelAttention, kernel_mask
 from tests.helpers.attention import StrictKernel
 from tests.kernels.families import family_model
 
@@ -63,7 +62,6 @@ def test_fewer_queries_than_keys_without_a_mask_are_the_last_ones(attention: Ker
     whole = sdpa(layer_of("qwen2"), **inputs)
     inputs["query"] = inputs["query"][:, :, -3:]
     torch.testing.assert_close(attention(layer_of("qwen2"), **inputs)[0], whole[:, -3:])
-    torch.testing.assert_close(attention(layer_of("gemma2"), **inputs, softcap=1e6)[0], whole[:, -3:])
 
 
 def test_a_static_cache_s_first_mask_is_made() -> None:
@@ -73,63 +71,30 @@ def test_a_static_cache_s_first_mask_is_made() -> None:
     assert kernel_mask(batch_size=1, q_length=3, kv_length=3) is None, "a prompt's causal mask is left to torch"
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices"])
-def test_keys_that_the_model_chose_are_not_ignored(attention: KernelAttention, name: str) -> None:
-    """Sparse attention hides the others only in the masks of attention that it knows by name."""
+@pytest.mark.parametrize("name", ["indices", "block_indices", "softcap", "s_aux"])
+def test_what_neither_kernel_knows_is_not_ignored(attention: KernelAttention, name: str) -> None:
+    """Chosen keys, soft-capping and sinks: torch's attention raises on them or ignores them without a word."""
     with pytest.raises(UnsupportedModelError, match=f"{name!r}.*sdpa"):
         attention(layer_of("llama"), **arguments(), **{name: torch.zeros(1, 5, 2, dtype=torch.long)})
+
+
+def test_an_argument_that_the_model_s_own_function_names_is_not_ignored(
+    attention: KernelAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever models come to ask for."""
+
+    def with_slope(*args: Any, slope: float | None = None, **kwargs: Any) -> Any: ...
+
+    attention(layer_of("llama"), **arguments(), slope=2.0)
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", with_slope)
+    with pytest.raises(UnsupportedModelError, match="asks for 'slope'"):
+        attention(layer_of("llama"), **arguments(), slope=2.0)
 
 
 def test_an_encoder_s_queries_see_everything(attention: KernelAttention) -> None:
     inputs = arguments() | {"attention_mask": None, "is_causal": False}
     torch.testing.assert_close(attention(layer_of("qwen2"), **inputs)[0], sdpa(layer_of("qwen2"), **inputs))
     assert attention.kernel.calls == [(10, 12, False)]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_soft_capping_is_the_model_s_own(attention: KernelAttention, masked: bool) -> None:
-    """torch's attention raises on it. Where transformers leaves out a causal mask, the model's function gets one."""
-    inputs = arguments(keys=12 if masked else 5)
-    full = torch.zeros(inputs["attention_mask"].shape).masked_fill_(~inputs["attention_mask"], torch.finfo().min)
-    expected = modeling_gemma2.eager_attention_forward(
-        layer_of("gemma2"), *list(inputs.values())[:3], full, scaling=0.2, softcap=3.0
-    )[0]
-    if not masked:
-        inputs["attention_mask"] = None
-    output = attention(layer_of("gemma2"), **inputs, scaling=0.2, softcap=3.0)[0]
-    torch.testing.assert_close(output, expected)
-    with pytest.raises(ValueError, match="softcap"):
-        sdpa(layer_of("gemma2"), **inputs, scaling=0.2, softcap=3.0)
-
-
-def test_sinks_are_the_model_s_own(attention: KernelAttention) -> None:
-    """torch's attention ignores them without a word."""
-    module = layer_of("gpt_oss")
-    inputs = arguments()
-    sinks = module.sinks
-    output = attention(module, **inputs, scaling=0.2, s_aux=sinks)[0]
-    ignored = sdpa(module, **inputs, scaling=0.2, s_aux=sinks)
-    assert not torch.allclose(output, ignored, atol=1e-2)
-    weights = torch.einsum("bhmd,bhkd->bhmk", inputs["query"], inputs["key"].repeat_interleave(2, dim=1)) * 0.2
-    weights = weights.masked_fill(~inputs["attention_mask"], -torch.inf)
-    weights = torch.cat([weights, sinks.view(1, -1, 1, 1).expand(1, 4, 5, 1)], dim=-1).softmax(-1)[..., :-1]
-    expected = torch.einsum("bhmk,bhkd->bmhd", weights, inputs["value"].repeat_interleave(2, dim=1))
-    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_an_argument_that_only_the_model_s_function_names_is_its_own(
-    attention: KernelAttention, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever models come to ask for: what their own function names is not ignored here."""
-    ours = modeling_llama.eager_attention_forward
-
-    def with_slope(*args: Any, slope: float | None = None, **kwargs: Any) -> Any:
-        output, weights = ours(*args, **kwargs)
-        return output * (1.0 if slope is None else slope), weights
-
-    monkeypatch.setattr(modeling_llama, "eager_attention_forward", with_slope)
-    plainly = attention(layer_of("llama"), **arguments())[0]
-    torch.testing.assert_close(attention(layer_of("llama"), **arguments(), scaling=0.25, slope=2.0)[0], plainly * 2.0)
 
 
 REASONS: dict[str, dict[str, Any]] = {
@@ -151,26 +116,4 @@ def test_what_the_kernel_cannot_do_is_torch_s_and_said_once(
     assert attention.kernel.calls == []  # type: ignore[attr-defined]
     assert [record.getMessage() for record in caplog.records] == [
         f"'strict' attention uses torch's own instead: {reason}"
-    ]
-
-
-def test_a_kernel_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    """xformers composes a long message each time; layers of another head size may fare better."""
-
-    class Refusing(StrictKernel):
-        def __call__(self, query: torch.Tensor, *args: Any) -> Any:
-            self.calls.append((query.shape[1], 0, False))
-            if query.shape[-1] == 16:
-                raise NotImplementedError("No operator found\n  for this")
-            return super().__call__(query, *args)
-
-    kernel = Refusing()
-    attention = KernelAttention("refusing", kernel)
-    with caplog.at_level(logging.WARNING, logger="hf_specdec"):
-        for head_dim in (16, 16, 8):
-            inputs = arguments(head_dim=head_dim)
-            torch.testing.assert_close(attention(layer_of("qwen2"), **inputs)[0], sdpa(layer_of("qwen2"), **inputs))
-    assert kernel.calls == [(10, 0, False), (10, 0, False), (10, 12, True)]
-    assert [record.getMessage() for record in caplog.records] == [
-        "'refusing' attention uses torch's own instead: No operator found for this"
     ]

@@ -9,7 +9,7 @@ from transformers.models.gemma2 import modeling_gemma2
 from hf_specdec.compat.attention import EAGER, eager_attention_of, files_with_eager_attention
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.kernels.eager import what_it_reads
+from hf_specdec.kernels.few_query import what_it_reads
 from tests.helpers.support import PROMPT
 from tests.kernels.families import family_model, implementation
 from tests.kernels.layer_cases import has_core

@@ -1,7 +1,6 @@
 """Whole models with the strict kernel in place of xformers', against their own eager attention.
 
-Folding, padded biases, the text apart from the tree, and what goes to the model's own function instead: everything but
-the kernel itself is what runs on a GPU.
+Folding, padded biases, and the text apart from the tree: everything but the kernel itself is what runs on a GPU.
 """
 
 from typing import Any
@@ -10,17 +9,18 @@ import pytest
 import torch
 
 import hf_specdec
+from hf_specdec import UnsupportedModelError
 from hf_specdec.compat.caches import CACHE
 from tests.helpers.attention import strict_attention
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
-from tests.kernels.families import OFFERED, STRICT, WITHOUT_KERNEL, family_model, implementation, padded
+from tests.kernels.families import OFFERED, STRICT, UNKNOWN, WITHOUT_KERNEL, family_model, implementation, padded
 
 pytestmark = pytest.mark.each_value_in_file
 
 NEW_TOKENS = 16
 GREEDY: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
-HALF = ("llama_mha", "llama_mqa", "qwen2", "gemma2", "gemma2_uncapped", "qwen3_moe", "mistral_wide", "gemma3_wide")
+HALF = ("llama_mha", "llama_mqa", "qwen2", "gemma2_uncapped", "qwen3_moe", "mistral_wide", "gemma3_wide")
 
 
 def logits(model: Any, name: str, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -90,7 +90,7 @@ def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None
         assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_static_cache_gives_the_same_text(family: str) -> None:
     """Its buffers go on behind the text, and the mask hides what is not text yet."""
     model = family_model(family)
@@ -100,3 +100,10 @@ def test_a_static_cache_gives_the_same_text(family: str) -> None:
         for method in ("prompt_lookup", "lookahead"):
             output = model.generate(PROMPT, **GREEDY, cache_implementation="static", spec_method=method)
             assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("family", UNKNOWN)
+def test_a_model_that_asks_for_more_raises(family: str) -> None:
+    model = family_model(family)
+    with implementation(model, STRICT), pytest.raises(UnsupportedModelError, match='Use attn_implementation="sdpa"'):
+        plain(model, PROMPT, **GREEDY)

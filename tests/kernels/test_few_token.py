@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import hf_specdec
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels.cpu_kernels import FewTokenLayers
 from tests.helpers.support import plain
 from tests.kernels.layer_cases import has_core, inside, layer, tokens
 

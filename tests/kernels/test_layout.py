@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_specdec.kernels.grouped import fits
-from hf_specdec.kernels.xformers import attend, fold_bias, fold_queries, unfold
+from hf_specdec.kernels.masks import fits
+from hf_specdec.kernels.xformers import attend, fold_bias
 from tests.helpers.attention import StrictKernel
 
 HEADS = {"mha": (4, 4), "gqa": (8, 2), "mqa": (4, 1)}
@@ -85,15 +85,6 @@ def test_every_row_of_a_bias_begins_at_16_bytes(dtype: str, keys: int) -> None:
     assert bias.shape == (2, 1, 12, keys)
     assert all(stride * bias.element_size() % 16 == 0 for stride in bias.stride()[:-1])
     assert bias.stride(-1) == 1
-
-
-def test_the_heads_of_a_group_stay_together() -> None:
-    """Head h reads key/value head h // g, as transformers repeats them."""
-    query = torch.arange(6.0).view(1, 6, 1, 1).expand(1, 6, 2, 4)
-    folded = fold_queries(query, 3)
-    assert folded.shape == (1, 4, 3, 4)
-    assert folded[0, :, 1, 0].tolist() == [2.0, 2.0, 3.0, 3.0]
-    assert torch.equal(unfold(folded, 6), query.transpose(1, 2))
 
 
 def test_a_prompt_s_bias_may_not_outgrow_the_copies_it_saves() -> None:

@@ -1,4 +1,4 @@
-"""Linear layers of a few tokens: the kernel computes what torch does, and only where it is faster."""
+"""Linear layers of a few tokens: the kernel computes what torch does."""
 
 import itertools
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_specdec.kernels import cpu, linear
-from hf_specdec.kernels.few_token import FewTokenLayers
+from hf_specdec.kernels import cpu, layers
+from hf_specdec.kernels.cpu_kernels import FewTokenLayers
 from tests.kernels.layer_cases import has_core, inside, layer, tokens, transposed, writes_plains_text
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,7 +67,7 @@ def test_a_token_is_computed_alike_whatever_stands_beside_it(
 def test_a_long_prompt_is_computed_in_pieces_as_each_token_would_be_alone(
     dtype: torch.dtype, is_transposed: bool, monkeypatch: pytest.MonkeyPatch, products: list[int]
 ) -> None:
-    monkeypatch.setattr(linear, "MOST_TOKENS", 3000)
+    monkeypatch.setattr(layers, "MOST_TOKENS", 3000)
     module = transposed(dtype=dtype) if is_transposed else layer(dtype=dtype)
     inputs = tokens(1, 2050, 256, dtype=dtype)
     together = inside(module, inputs)
@@ -88,10 +88,9 @@ def test_infinities_and_what_is_no_number_stay_so(dtype: torch.dtype, products: 
 
 @pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (False, 2), (True, 1), (False, 300)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_halves_are_not_timed(
-    dtype: torch.dtype, is_transposed: bool, count: int, products: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_core_computes_any_number_of_tokens_in_halves(
+    dtype: torch.dtype, is_transposed: bool, count: int, products: list[int]
 ) -> None:
-    monkeypatch.setattr(cpu, "trial", None)
     inside((transposed() if is_transposed else layer()).to(dtype), tokens(count, 256).to(dtype))
     assert products == [count]
 
@@ -103,10 +102,10 @@ def test_any_shape_and_layout_of_tokens(products: list[int]) -> None:
     assert products == [6, 1, 6, 5]
 
 
-@pytest.mark.parametrize("count", [1, 2, linear.MOST_TOKENS, linear.MOST_TOKENS + 1, 300])
+@pytest.mark.parametrize("count", [1, 2, layers.MOST_TOKENS, layers.MOST_TOKENS + 1, 300])
 def test_torch_computes_many_tokens_in_fp32(count: int, products: list[int]) -> None:
     inside(layer(), tokens(count, 256))
-    assert products == [count] * (count <= linear.MOST_TOKENS)
+    assert products == [count] * (count <= layers.MOST_TOKENS)
 
 
 class Without(ModuleType):

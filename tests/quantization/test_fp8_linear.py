@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
-from hf_specdec.kernels.few_token import FewTokenLayers
-from hf_specdec.kernels.quantization import fp8_linear
-from hf_specdec.kernels.quantization.fp8_linear import SHIFT_FACTOR, shifted
+from hf_specdec.kernels.cpu_kernels import FewTokenLayers
+from hf_specdec.kernels.quantization import layers
+from hf_specdec.kernels.quantization.layers import SHIFT_FACTOR, shifted
 
 ALL = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
 FINITE = ALL[ALL.to(torch.float32).isfinite()]
@@ -30,7 +30,7 @@ def test_it_computes_what_its_weight_says_for_every_width(
     monkeypatch: pytest.MonkeyPatch, bias: bool, piece: int
 ) -> None:
     """In pieces or whole; a token has the same bits beside any others."""
-    monkeypatch.setattr(fp8_linear, "PIECE", piece)
+    monkeypatch.setattr(layers, "PIECE", piece)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=bias)).to(torch.bfloat16).eval()
     quantize_(model, Float8WeightOnlyConfig())

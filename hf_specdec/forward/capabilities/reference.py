@@ -11,7 +11,7 @@ from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.generation import Encoded, attends_only, fresh_cache, own_positions, prefill, updated_kwargs
 from hf_specdec.compat.models import max_positions, takes_position_ids, text_config
 from hf_specdec.kernels.cpu_kernels import CpuKernels
-from hf_specdec.kernels.own_forward import counted
+from hf_specdec.kernels.layers import counted
 
 PROMPT_LENGTH, LONGEST_PROMPT = 7, 1024
 PERIOD = 6

@@ -1,19 +1,24 @@
-"""Linear layers with torchao's FP8 weights in this package's forwards on a CPU.
+"""Linear layers with weights in 4 bits or FP8 in this package's own forwards on a CPU: a token has the same numbers
+beside any others.
 
-A weight is widened to bfloat16 a piece at a time by moving its bits, and the core multiplies it: torch's conversion
-takes ten times as long, and a token has the same numbers beside any others. float8_e4m3fn has a sign, four bits of
-exponent and three of mantissa; bfloat16 has a sign, eight and seven. Moved four bits to the left with the sign kept in
-front, a code is the bfloat16 number 2^-120 times its value; inputs and scales take up that factor. Codes without an
-exponent, below a 28,000th of a row's largest, become subnormal numbers, which some instructions take for zero.
+Weights that bitsandbytes packs for the CPU are multiplied by its own kernel, which adds up every token alike; others
+are widened in each forward and multiplied by the core.
+
+torchao's FP8 weights are widened to bfloat16 a piece at a time by moving their bits: torch's conversion takes ten times
+as long. float8_e4m3fn has a sign, four bits of exponent and three of mantissa; bfloat16 has a sign, eight and seven.
+Moved four bits to the left with the sign kept in front, a code is the bfloat16 number 2^-120 times its value; inputs
+and scales take up that factor. Codes without an exponent, below a 28,000th of a row's largest, become subnormal
+numbers, which some instructions take for zero.
 """
 
+import sys
 from typing import Any
 
 import torch
 
 from hf_specdec.common.replaced import here
-from hf_specdec.kernels.linear import FORWARDS, LANES, product
-from hf_specdec.kernels.own_forward import OwnForward
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.layers import FORWARDS, LANES, OwnForward, product
 from hf_specdec.kernels.quantization.weights import FP8_KIND
 
 SHIFT_FACTOR = 2.0**120  # value of a code over the bfloat16 number that its moved bits spell
@@ -22,6 +27,39 @@ INPUT_FACTOR = 2.0**60  # of inputs, so that no product is subnormal; the rest g
 MASK_16 = -30736
 MASK_64 = int.from_bytes(MASK_16.to_bytes(2, "little", signed=True) * 4, "little", signed=True)
 PIECE = 1 << 19  # weights widened at once: the bfloat16 piece stays in a core's cache until it is multiplied
+
+
+class FourBitForward(OwnForward):
+    """The forward of a `Linear4bit` that `can_replace` has named."""
+
+    __slots__ = ()
+    module: Any
+
+    @staticmethod
+    def can_replace(module: Any) -> bool:
+        """Returns whether a token's numbers are its own in this layer, by what does not change while a call runs."""
+        library: Any = sys.modules.get("bitsandbytes")
+        if library is None or type(module) is not library.nn.Linear4bit or module.training:
+            return False
+        computes_halves = getattr(module, "compute_dtype", None) in (None, *cpu.HALVES)
+        return int(module.in_features) % LANES == 0 and (_is_packed(module) or computes_halves)
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """As the module's class has it."""
+        state: Any = getattr(self.module.weight, "quant_state", None)
+        is_half = type(input) is torch.Tensor and input.is_cpu and input.dtype in cpu.HALVES
+        if not here.depth or not is_half or state is None or _is_packed(self.module):
+            return self.torchs(input)
+        tokens = input.to(self.module.compute_dtype or input.dtype)
+        weight = sys.modules["bitsandbytes"].functional.dequantize_4bit(self.module.weight.data, state)
+        bias = self.module.bias
+        bias = None if bias is None else bias.to(tokens.dtype)
+        return product(tokens, weight.to(tokens.dtype), bias).to(input.dtype)
+
+
+def _is_packed(module: Any) -> bool:
+    """Returns whether bitsandbytes packs the weight for the CPU, at the latest in the layer's first forward."""
+    return bool(getattr(module, "support_avx512bf16_for_cpu", False))
 
 
 class Fp8Forward(OwnForward):
