@@ -147,8 +147,8 @@ MUTANTS = (
     Mutant(
         "the streamer gets the first token of a step only",
         DECODING,
-        "if self.streamer is not None:",
-        "if self.streamer is not None and node == 0:",
+        "        self.streamer.put(torch.tensor([token], device=HOST))",
+        "        node or self.streamer.put(torch.tensor([token], device=HOST))",
     ),
     Mutant(
         "after an error nothing is committed", STEP, "            batch.target.commit(paths + ", "            (paths + "

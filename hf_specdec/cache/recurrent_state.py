@@ -10,26 +10,21 @@ from typing import Any
 
 import torch
 
-from hf_specdec.common.transfer import HOST
-from hf_specdec.compat.caches import can_reorder, holds_states, replaced_attributes
+from hf_specdec.compat.caches import holds_states, replaced_attributes
 
 
 class StateCache:
-    """The caller's own cache, whatever it holds; `None` until the model has made one. Chains only."""
+    """The caller's own cache, whatever it holds; `None` until the model has made one. Chains of one row only."""
 
     takes_trees = False
     keeps_beginnings = False
+    supports_row_removal = False
     spec = None
 
     def __init__(self, cache: Any) -> None:
         self.model_cache = cache
         self.handed_out = cache
         self._checkpoints: list[tuple[int, Any]] = []
-
-    @property
-    def supports_row_removal(self) -> bool:
-        """Returns whether transformers' own layers can be taken apart."""
-        return can_reorder(self.model_cache)
 
     def adopt_prefill(self, cache: Any) -> Any:
         """Take over the prompt's forward; `cache` is what came out of it."""
@@ -42,18 +37,19 @@ class StateCache:
         self._checkpoints.append((num_columns, saved(self.model_cache)))
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
-        """Keep all columns or, where a row rejects some, those before the last checkpoint that none rejects."""
-        kept = min(len(path) for path in paths)
-        assert all(list(path) == list(range(len(path))) for path in paths), "only a chain can be kept"
+        """Keep all columns or, where some are rejected, those before the last checkpoint that lacks them."""
+        (path,) = paths
+        kept = len(path)
+        assert list(path) == list(range(kept)), "only a chain can be kept"
         if kept < num_columns:
             kept, state = next(saved_at for saved_at in reversed(self._checkpoints) if saved_at[0] <= kept)
             restore(self.model_cache, state)
         self._checkpoints.clear()
-        return [kept] * len(paths)
+        return [kept]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
-        self.model_cache.reorder_cache(torch.tensor(rows, device=HOST))
+        """Never called: there is one row."""
+        raise NotImplementedError
 
     def rollback(self) -> None:
         """Forget what was written since the last commit."""

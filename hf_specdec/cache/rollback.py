@@ -64,7 +64,6 @@ class RollbackCache(Protocol):
 def rollback_cache(
     cache: Any,
     reserve: int,
-    lockstep: bool = False,
     *,
     fixed: FixedShapes | None = None,
     kept: StaticSpecCache | None = None,
@@ -75,7 +74,6 @@ def rollback_cache(
 
     Args:
         cache: the caller's; `None` where the model makes its own.
-        lockstep: keep the rows of a batch equally long, for models that cannot tell them apart.
         fixed: the shapes to keep, where `cache` is a static one.
         kept: an empty cache of these shapes, to be used where `cache` is empty too.
         left_out: layers that hold nothing of the text.
@@ -90,12 +88,12 @@ def rollback_cache(
         is_usable = kept is not None and kept.has_layers_of(inner) and int(inner.get_seq_length()) == 0
         static = kept if is_usable else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
-        return _AttentionRollback(cache, static, lockstep)
+        return _AttentionRollback(cache, static)
     is_known = isinstance(inner, DynamicCache | StaticCache)
     if isinstance(inner, Cache) and (not is_known or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
-    return _AttentionRollback(cache, spec, lockstep) if spec is not None else StateCache(cache)
+    return _AttentionRollback(cache, spec) if spec is not None else StateCache(cache)
 
 
 class _AttentionRollback:
@@ -104,8 +102,8 @@ class _AttentionRollback:
     takes_trees = True
     keeps_beginnings = True
 
-    def __init__(self, original: Any, spec: SpecCache, lockstep: bool) -> None:
-        self.spec, self.lockstep = spec, lockstep
+    def __init__(self, original: Any, spec: SpecCache) -> None:
+        self.spec = spec
         self.supports_row_removal = not isinstance(spec, StaticSpecCache)  # which keeps its shapes
         self.handed_out = original
         self.original = getattr(original, "self_attention_cache", original)
@@ -120,7 +118,7 @@ class _AttentionRollback:
             self.handed_out = EncoderDecoderCache(self.original, cache.cross_attention_cache)
         if cache is not self.model_cache:  # the model took its own
             if isinstance(cache, DynamicCache):
-                return rollback_cache(cache, reserve=self.spec.reserve, lockstep=self.lockstep)
+                return rollback_cache(cache, reserve=self.spec.reserve)
             copied = StateCache(cache)
             copied.handed_out = self.handed_out
             return copied
@@ -131,9 +129,6 @@ class _AttentionRollback:
         """Nothing is lost by writing."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
-        if self.lockstep and len(paths) > 1:
-            common = min(len(path) for path in paths)
-            paths = [path[:common] for path in paths]
         self.spec.commit(paths)
         return [len(path) for path in paths]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, PreTrainedModel, cache_utils
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -134,11 +134,6 @@ def crop_to(cache: Cache, length: int) -> bool:
         return False
     cache.crop(length - cache.get_seq_length())
     return True
-
-
-def can_reorder(cache: Any) -> bool:
-    """Returns whether `reorder_cache` takes any rows of a cache: transformers' own, filled on every layer."""
-    return type(cache) is DynamicCache and all(type(layer).__module__ == cache_utils.__name__ for layer in cache.layers)
 
 
 def recorded(cache: Any) -> list[tuple[Any, bool]]:

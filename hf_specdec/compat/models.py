@@ -6,7 +6,6 @@ Names                              Why
 `MIN_PEFT_VERSION`                 the first PEFT that hands its virtual tokens over as transformers reads them
 `_supports_default_dynamic_cache`  models whose argument for a cache takes another kind
 `_is_stateful`                     models whose recurrent state would keep tokens that assisted decoding rejects
-`altup_num_inputs`                 the only family whose streams of hidden states come before the batch
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
 `_compiled_call_impl`, `_torchdynamo_orig_callable`
                                    of torch: a compiled module does not call hooks set on its parts, and a compiled
@@ -122,11 +121,6 @@ def is_recurrent(model: PreTrainedModel) -> bool:
 def text_config(config: Any) -> Any:
     """The decoder's configuration of a composite model, or `config` itself."""
     return config.get_text_config(decoder=True)
-
-
-def batch_dim_of_states(model: PreTrainedModel, states: torch.Tensor) -> int:
-    """Dimension of the batch in a layer's hidden states; Gemma 3n's streams come before it."""
-    return 1 if states.ndim == 4 and hasattr(text_config(model.config), "altup_num_inputs") else 0
 
 
 def private_config(config: Any) -> Any:

@@ -58,30 +58,9 @@ class Batch:
             self.draft_runner.select(places)
         self.sequences = [self.sequences[place] for place in places]
 
-    def with_padding(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """Trees of a step, with chains of padding for the sequences that have ended, as far as the longest text.
-
-        Where rows are kept in lockstep, as far as any text may get in this step: none waits for padding.
-        """
-        if self.num_live == len(self.sequences):
-            return list(trees)
-        goal, most = max(sequence.length for sequence in self.sequences), self.max_nodes + 1
-        if self.target.lockstep:
-            rows = zip(self.sequences, trees, strict=True)
-            reach = [len(sequence.text) + max(tree.depths) + 1 for sequence, tree in rows if not sequence.finished]
-            goal, most = max(reach, default=goal), max(reach, default=goal)
-        padded = list(trees)
-        for place, sequence in enumerate(self.sequences):
-            if sequence.finished:
-                count = max(min(goal - len(sequence.text), most), 0)
-                sequence.padding = [self.pad_token_id] * count
-                padded[place] = DraftTree.chain(sequence.text.tokens[-1], sequence.padding[:-1])
-        return padded
-
     def without_drafts(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
-        """Trees of a step whose sequences compute the next token alone; those that have ended keep their padding."""
-        rows = zip(self.sequences, trees, strict=True)
-        return [tree if sequence.finished else DraftTree.chain(tree.tokens[0]) for sequence, tree in rows]
+        """Trees of a step whose sequences compute the next token alone."""
+        return [DraftTree.chain(tree.tokens[0]) for tree in trees]
 
     def draft_cost(self, budget: Budget) -> DraftCost:
         """Expected tokens that the drafts of the weighed sequences have to gain."""

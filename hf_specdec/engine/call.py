@@ -1,9 +1,8 @@
 """One call of `generate` as transformers prepared it, and the output with its statistics."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,16 +18,12 @@ from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.caches import CACHE, cache_name
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.compat.generation import prompt_length
-from hf_specdec.compat.models import batch_dim_of_states
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow
 from hf_specdec.engine.sequence import SequenceState
-from hf_specdec.forward.hidden_states import Layers
 from hf_specdec.forward.model_facts import ModelFacts
 
 UNBOUNDED = 1024  # new tokens that buffers are made for where nothing bounds a text
-SHOWN = {"scores": "output_scores", "logits": "output_logits", "hidden_states": "output_hidden_states"}
-Part = TypeVar("Part")
 MOST_ROOM = 4096  # new tokens that buffers are made for at once
 
 
@@ -134,54 +129,15 @@ def with_stats(output: Any, stats: SpecStats) -> Any:
     return output
 
 
-def shown_fields(call: Call) -> list[str]:
-    """Fields of the call's output that hold something of each token."""
-    config = call.generation_config
-    return [name for name, setting in SHOWN.items() if config.return_dict_in_generate and getattr(config, setting)]
-
-
-def call_output(
-    call: Call, sequences: Sequence[SequenceState], prompt_states: Layers, cache: Any, ids: torch.Tensor
-) -> Any:
-    """Output of plain generation's class from the ended `sequences`, which are taken apart.
+def call_output(call: Call, sequences: Sequence[SequenceState], cache: Any, ids: torch.Tensor) -> Any:
+    """Output of plain generation's class from the ended `sequences`; of several, nothing of each token is shown.
 
     Args:
-        prompt_states: the hidden states of the prompts' forward, where they are shown.
         cache: for the caller.
         ids: `(batch, longest)`: all texts, padding after those that have ended before.
     """
-    samplers, count = [sequence.sampler for sequence in sequences], ids.shape[1] - call.input_ids.shape[1]
-    fields: dict[str, Any] = {"sequences": ids, CACHE: cache}
-    shows = shown_fields(call)
-    if "scores" in shows:
-        fields["scores"] = _joined([sampler.scores or [] for sampler in samplers], count, torch.cat)
-    if "logits" in shows:
-        fields["logits"] = _joined([sampler.logits or [] for sampler in samplers], count, torch.cat)
-    if "hidden_states" in shows:
-        of_rows = [sequence.shown_states for sequence in sequences]
-        joined = _joined(of_rows, count - 1, functools.partial(_by_layer, call))
-        fields["hidden_states"] = (prompt_states, *joined)
-    if not call.model.config.is_encoder_decoder:
-        return GenerateDecoderOnlyOutput(**fields)
-    if "hidden_states" in fields:
-        fields["decoder_hidden_states"] = fields.pop("hidden_states")
-        fields["encoder_hidden_states"] = call.model_kwargs["encoder_outputs"].get("hidden_states")
-    return GenerateEncoderDecoderOutput(**fields)
-
-
-def _joined(rows: list[list[Part]], count: int, join: Callable[[list[Part]], Part]) -> tuple[Part, ...]:
-    """The first `count` of each row, those of one step together; the rows are used up, so that none is held twice."""
-    if len(rows) == 1:
-        return tuple(rows[0])
-    for row in rows:
-        del row[count:]
-        row.reverse()
-    return tuple([join([row.pop() for row in rows]) for _ in range(count)])
-
-
-def _by_layer(call: Call, parts: list[Layers]) -> Layers:
-    """One step's hidden states of all rows, joined layer by layer."""
-    if parts[0] is None:
-        return None
-    layers = zip(*cast("list[tuple[torch.Tensor, ...]]", parts), strict=True)
-    return tuple([torch.cat(rows, batch_dim_of_states(call.model, rows[0])) for rows in layers])
+    sampler, fields = sequences[0].sampler, {"sequences": ids, CACHE: cache}
+    fields |= {} if sampler.scores is None else {"scores": tuple(sampler.scores)}
+    fields |= {} if sampler.logits is None else {"logits": tuple(sampler.logits)}
+    is_decoder = not call.model.config.is_encoder_decoder
+    return GenerateDecoderOnlyOutput(**fields) if is_decoder else GenerateEncoderDecoderOutput(**fields)

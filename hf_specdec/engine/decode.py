@@ -3,7 +3,7 @@
 Decides nothing, and knows no method by name.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,13 @@ from hf_specdec.compat.generation import pad_token_id
 from hf_specdec.compat.models import readable_padding, text_config
 from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.batch import Batch
-from hf_specdec.engine.call import Call, call_output, shown_fields, with_stats
+from hf_specdec.engine.call import Call, call_output, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
 from hf_specdec.engine.step import StepRunner
-from hf_specdec.forward.hidden_states import Layers, part_of_node, states_of
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -32,28 +31,20 @@ MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]
 
 
 class _Loop:
-    """Decodes all sequences of a batch to their ends; where something of each token is shown, rows stay in it."""
+    """Decodes all sequences of a batch to their ends."""
 
-    def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any, shows: Collection[str]) -> None:
-        self.batch, self.sequences, self.streamer, self.shows = batch, list(batch.sequences), streamer, shows
-        self._steps = steps
-        self.prompt_states: Layers = None
-        self._keeps_states = False
+    def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any) -> None:
+        self.batch, self.sequences, self.streamer, self._steps = batch, list(batch.sequences), streamer, steps
         if streamer is not None:
-            self._steps.listen(self._on_token)
+            self._steps.listen(self._stream)
 
     def run(self) -> None:
         """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""
         target = self.batch.target
         try:
             self._steps.begin(self.batch)
-            if "hidden_states" in self.shows:
-                self.prompt_states, self._keeps_states = states_of(target.outputs), True
-                self._steps.listen(self._on_token)
             while self.batch.num_live:
                 self._retire()
-                self._steps.run(self.batch)
-            while self.shows and any(len(sequence.text) < self.length for sequence in self.sequences):
                 self._steps.run(self.batch)
             self._steps.end()
             for sequence in self.sequences:
@@ -71,26 +62,15 @@ class _Loop:
         """Tokens of the longest text."""
         return max(sequence.length for sequence in self.sequences)
 
-    def _on_token(self, sequence: SequenceState, node: int, token: int) -> None:
-        """Keep what is shown of the forward that led to a token after the first, and hand it to the streamer."""
-        if self._keeps_states:
-            target, row = self.batch.target, sequence.index
-            column, states = target.rows.layouts[row].column_of(node), states_of(target.outputs)
-            sequence.shown_states.append(part_of_node(target.model, states, row, column))
-        if self.streamer is not None:
-            self.streamer.put(torch.tensor([token], device=HOST))
+    def _stream(self, sequence: SequenceState, node: int, token: int) -> None:
+        """Hand a token to the streamer."""
+        self.streamer.put(torch.tensor([token], device=HOST))
 
     def _retire(self) -> None:
-        """Take finished sequences out of the batch, where they can leave it and nothing is shown of their padding."""
-        batch = self.batch
-        live = [place for place, sequence in enumerate(batch.sequences) if not sequence.finished]
-        if len(live) == len(batch.sequences):
-            return
-        if batch.target.supports_row_removal and not self.shows:
-            batch.select(live)
-        elif batch.draft_runner is not None:
-            paused = [place for place in range(len(batch.sequences)) if place not in live]
-            batch.draft_runner.pause(paused, ahead=batch.max_nodes + 1)
+        """Take finished sequences out of the batch, where they can leave it."""
+        live = [place for place, sequence in enumerate(self.batch.sequences) if not sequence.finished]
+        if len(live) < len(self.batch.sequences) and self.batch.target.supports_row_removal:
+            self.batch.select(live)
 
 
 def decode_speculatively(
@@ -124,12 +104,7 @@ def decode_speculatively(
         facts=call.facts,
     )
     stats.method = stats.method or type(sequences[0].drafter).__name__
-    loop = _Loop(
-        _batch(call, plan, sequences, target, steps.network(draft_runner)),
-        steps,
-        streamer=call.streamer,
-        shows=shown_fields(call),
-    )
+    loop = _Loop(_batch(call, plan, sequences, target, steps.network(draft_runner)), steps, streamer=call.streamer)
     _run(loop, stats)
     if config.do_sample:
         steps.share_random_state()
@@ -141,7 +116,7 @@ def decode_speculatively(
             ids[row, sequence.length :] = padding
     if not config.return_dict_in_generate:
         return ids
-    return with_stats(call_output(call, loop.sequences, loop.prompt_states, target.cache.handed_out, ids), stats)
+    return with_stats(call_output(call, loop.sequences, target.cache.handed_out, ids), stats)
 
 
 def _run(loop: _Loop, stats: SpecStats) -> None:

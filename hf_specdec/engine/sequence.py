@@ -17,7 +17,6 @@ from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.hidden_states import Layers
 from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt_logits import AskedRow
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -39,10 +38,9 @@ class SequenceState:
         proposed (`DraftTree`): what its drafter proposed in this step, after the forced tokens that it was told of.
         visited (`list[int]`): nodes whose logits have decided a token in this step.
         begun (`bool`): whether its drafter has begun.
-        finished (`bool`): whether its text has ended; padding may follow in `text`.
-        length (`int`): tokens of the text without that padding.
-        padding (`list[int]`): what follows its text in this step, after its end.
-        shown_states: hidden states of each token after the first that are shown, padding among them.
+        finished (`bool`): whether its text has ended; in a batch that it cannot leave, a forward computes its last
+            token again and keeps nothing.
+        length (`int`): tokens of the text, without the padding after its end.
         stats (`SpecStats`): its counters, or those of the whole call.
         isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
@@ -75,9 +73,7 @@ class SequenceState:
         self.is_weighed = True
         self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
-        self.padding: list[int] = []
         self._run: list[int] = []  # forced tokens of this step that the drafter has learned of before they are verified
-        self.shown_states: list[Layers] = []
         self.stats = stats
         self.length = len(text)
 
@@ -196,14 +192,11 @@ class SequenceState:
     def verify(self, tree: DraftTree, on_token: OnToken | None) -> VerifyResult:
         """Verify `tree`; `on_token` is called for each token chosen, after the stop check.
 
-        The result has no tokens after the text's end, where `tree` is a chain of padding, and after an error that ends
-        this sequence alone.
+        The result has no tokens and no nodes after the text's end, and after an error that ends this sequence alone.
         """
         self.tree, self.visited = tree, []
         if self.finished:
-            for node, token in enumerate(self.padding):
-                self._add_padding(node, token, on_token)
-            return VerifyResult([], self.visited)
+            return VerifyResult([], [])
         with self._isolated(self.isolates_errors):
             return verify_tree(tree, functools.partial(self.emit, on_token=on_token))
         return VerifyResult([], [])
@@ -246,13 +239,6 @@ class SequenceState:
         """Padding after the text, up to `length`."""
         for _ in range(length - len(self.text)):
             self.text.append(token)
-
-    def _add_padding(self, node: int, token: int, on_token: OnToken | None) -> None:
-        self.visited.append(node)
-        self.sampler.show(node, self.text)
-        self.text.append(token)
-        if on_token is not None:
-            on_token(self, node, token)
 
     def end(self) -> None:
         """The text is finished or interrupted."""

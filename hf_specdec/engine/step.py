@@ -144,7 +144,7 @@ class StepRunner:
         )
         cost = NO_COST if budget is None else batch.draft_cost(budget)
         began, forwards = time.perf_counter(), DraftForwards()
-        trees = batch.with_padding(self._trees(batch, forwards, budget, cost))
+        trees = self._trees(batch, forwards, budget, cost)
         drafted = time.perf_counter()
         num_live = batch.num_live
         trees, outputs, is_repeated = self._forward(batch, trees)

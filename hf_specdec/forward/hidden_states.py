@@ -6,25 +6,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.compat.models import batch_dim_of_states
 from hf_specdec.errors import UnsupportedModelError
 
 Layers = tuple[torch.Tensor, ...] | None  # hidden states of a forward's output, one of each layer
 
 
 def states_of(outputs: Any) -> Layers:
-    """Hidden states of the decoder, each `(batch, columns, ..., hidden_size)`, some with `streams` before."""
+    """Hidden states of the decoder, each `(batch, columns, ..., hidden_size)`, of some `(streams, batch, ...)`."""
     states = outputs.get("decoder_hidden_states") or outputs.get("hidden_states")
     return None if states is None else tuple(states)
-
-
-def part_of_node(model: PreTrainedModel, states: Layers, row: int, column: int) -> Layers:
-    """Copies of one column's states, as a forward of its token alone gives them."""
-    if not states:
-        return states
-    dims = [batch_dim_of_states(model, layer) for layer in states]
-    pairs = zip(states, dims, strict=True)
-    return tuple(layer.narrow(dim, row, 1).narrow(dim + 1, column, 1).clone() for layer, dim in pairs)
 
 
 def checked_states(model: PreTrainedModel, states: Layers, layers: Sequence[int]) -> list[torch.Tensor]:

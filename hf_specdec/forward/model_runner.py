@@ -16,7 +16,7 @@ from hf_specdec.compat import models
 from hf_specdec.compat.attention import asks_for_attention
 from hf_specdec.compat.caches import attends_to_images, cache_name, cached_length, decoding_cache
 from hf_specdec.compat.fingerprint import hooks_of
-from hf_specdec.compat.generation import has_own_input_preparation, prefill, updated_kwargs
+from hf_specdec.compat.generation import prefill, updated_kwargs
 from hf_specdec.compat.state_layers import places_trees
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.forward.checked_steps import checked_steps
@@ -58,7 +58,6 @@ class ModelRunner:
         kernels (`CpuKernels`): of its forwards on a CPU.
         rows (`TextRows`): the texts of the rows that are left, and their columns.
         forwards (`CallForwards`): computes those that are not compiled.
-        lockstep (`bool`): whether the rows' caches are kept equally long; those ahead compute the same tokens again.
 
     Raises:
         UnsupportedModelError: the cache cannot be rolled back.
@@ -86,14 +85,11 @@ class ModelRunner:
         reserve = min((generation_config.max_length or length + RESERVE) + MAX_DRAFT, length + RESERVE)
         if not facts.of(places_trees, model):
             tier = "chain"
-        self.lockstep = len(texts) > 1 and (tier != "tree" or has_own_input_preparation(model))
         original, left_out = decoding_cache(model, model_kwargs), attends_to_images(model.config)
         kept = None if fixed is None or compiled is None else compiled.take_cache(len(texts), fixed.capacity)
         self._recorder = StateRecorder(model, facts, is_used=tier == "tree")
         records = bool(self._recorder.layers)
-        self.cache = rollback_cache(
-            original, reserve, self.lockstep, fixed=fixed, kept=kept, left_out=left_out, records=records
-        )
+        self.cache = rollback_cache(original, reserve, fixed=fixed, kept=kept, left_out=left_out, records=records)
         self._widths, self.compiled = ForwardWidths(fixed), compiled
         self._checked = checked_steps(fixed)
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
@@ -127,7 +123,7 @@ class ModelRunner:
     def takes_packed_rows(self) -> bool:
         """True if a forward of rows of different widths computes no padding: asked after the prompt's."""
         shown = any(self.kwargs.get(name) for name in ("output_hidden_states", "output_attentions"))
-        is_plain = not (shown or self.hidden_layers or self.lockstep or self._recorder.layers)
+        is_plain = not (shown or self.hidden_layers or self._recorder.layers)
         is_compiled = self.compiled is not None or models.is_compiled(self.model)
         is_seen = is_compiled or bool(hooks_of(self.model))
         asks = self.kernels.takes_packed_rows and asks_for_attention(self.model)
@@ -169,23 +165,14 @@ class ModelRunner:
 
     def forward(self, trees: Sequence[DraftTree | None]) -> list[torch.Tensor]:
         """Each row's logits, `(new nodes + extra tokens, vocab_size)`, by one forward; `None` computes nothing."""
-        skips = [0] * len(self.rows)
-        if self.rows.layouts and self.tier == "chain" and len(self.rows) > 1:
-            trees, skips = self._rewind(trees)
         if not self.rows.layouts:
-            common = 0 if len(self.rows) == 1 or self.cache.keeps_beginnings else min(self.rows.num_uncached)
-            if common > MAX_UNCACHED:  # which a batch would compute with each step's drafts
-                self.feed(self.rows.uncached(common))
-            if self._widths.all and not self.lockstep:
+            if self._widths.all:
                 self._feed_ahead(trees)
             self.rows.begin(self.rows.uncached())
         self._compute(trees)
         places = [layout.new_rows for layout in self.rows.layouts]
         starts = [0] * len(places) if self._packed is None else self._packed.starts
-        self._places = [
-            slice(start + new.start + skipped, start + new.stop)
-            for start, new, skipped in zip(starts, places, skips, strict=True)
-        ]
+        self._places = [slice(start + new.start, start + new.stop) for start, new in zip(starts, places, strict=True)]
         return [self.outputs.logits[row, new] for row, new in enumerate(self._places)]
 
     def states_read(self, row: int) -> tuple[torch.Tensor, ...]:
@@ -225,17 +212,6 @@ class ModelRunner:
         """Shape for which a graph is compiled."""
         assert isinstance(self.cache.spec, StaticSpecCache)
         return (len(self.texts), width, self.cache.spec.capacity, *self.hidden_layers)
-
-    def _rewind(self, trees: Sequence[DraftTree | None]) -> tuple[list[DraftTree | None], list[int]]:
-        """Forget uncommitted columns, to compute whole trees again, and count the nodes that were known.
-
-        Without a mask of ours padding would part the nodes of chains that grow side by side.
-        """
-        layouts = self.rows.layouts
-        whole = [new or layout.tree for new, layout in zip(trees, layouts, strict=True)]
-        self.cache.commit([[] for _ in layouts], len(layouts[0]))
-        self.rows.layouts = []
-        return whole, [len(layout.node_columns) for layout in layouts]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Make the nodes in `paths`, one list a row, part of the cached text; forget the other columns."""

@@ -50,14 +50,6 @@ def test_the_last_forward_that_nobody_rejects_counts() -> None:
     assert all(torch.equal(now, then) for now, then in zip(content(cache), between, strict=True))
 
 
-def test_one_row_that_rejects_takes_the_others_back() -> None:
-    cache = filled()
-    kept = StateCache(cache)
-    kept.checkpoint(0)
-    write(cache, 2)
-    assert kept.commit([[0, 1], [0]], 2) == [0, 0]
-
-
 def test_a_copy_is_restored_into_the_same_objects() -> None:
     inner = [torch.zeros(2), torch.zeros(3)]
     state = {"a": inner, "b": (torch.zeros(1),), "n": 3}

@@ -33,7 +33,21 @@ TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     "chains where siblings would mix": ("minimax", {}, "chain", "own", "several tokens in sequence work; no tree"),
     "a static cache": ("llama", {"cache_implementation": "static"}, "tree", "own", "a tree of tokens"),
     "rows at their own pace": ("llama", {"inputs": BATCH}, "tree", "own", "a tree of tokens"),
-    "a batch in lockstep without an end token": (
+    "no rows of chains": (
+        "gpt_neo",
+        {"inputs": BATCH},
+        "plain",
+        "transformers",
+        "rows of one batch each have a length",
+    ),
+    "no scores of a batch": (
+        "llama",
+        {"inputs": BATCH, "return_dict_in_generate": True, "output_scores": True},
+        "plain",
+        "transformers",
+        "output_scores of a batch",
+    ),
+    "a batch without an end token": (
         "llama",
         {"inputs": BATCH, "max_time": 100.0, "eos_token_id": None},
         "plain",

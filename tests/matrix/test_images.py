@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationMixin, LlavaConfig, LlavaForConditionalGeneration
 
 import hf_specdec
+from hf_specdec.compat.generation import has_own_input_preparation
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import varied
@@ -65,8 +66,11 @@ def test_an_image_in_the_prompt_changes_nothing(model_type: str, rows: int) -> N
         texts = iter(expected.tolist())
         output = model.generate(**inputs, **SETTINGS, spec_method=lambda: drafter(next(texts)))  # noqa: B023
         assert output.sequences.tolist() == expected.tolist()
-        assert output.spec_stats.plain_reason is None
-        assert output.spec_stats.num_accepted_tokens > 0
+        if rows > 1 and has_own_input_preparation(model):
+            assert "for rows of one length" in output.spec_stats.plain_reason
+        else:
+            assert output.spec_stats.plain_reason is None
+            assert output.spec_stats.num_accepted_tokens > 0
 
 
 def tiny_llava() -> Any:

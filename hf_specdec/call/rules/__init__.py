@@ -23,7 +23,7 @@ MODEL_RULES: tuple[Rule, ...] = (
 CALL_RULES: tuple[Rule, ...] = (
     inputs.repeated_text,
     inputs.shared_states,
-    inputs.attention_output,
+    inputs.shown_outputs,
     inputs.decoder_mask,
     model.assisted_loop,
     inputs.static_cache,
@@ -48,4 +48,4 @@ CHECKS: tuple[Check, ...] = (
     model.network,
 )
 # Why a call that passed these checks is decoded plainly.
-CHECKED_RULES: tuple[Rule, ...] = (model.unread_prompt,)
+CHECKED_RULES: tuple[Rule, ...] = (model.unread_prompt, model.draft_of_rows)

@@ -6,6 +6,7 @@ from transformers import (
     EosTokenCriteria,
     MaxLengthCriteria,
     MaxTimeCriteria,
+    PreTrainedModel,
     QuantizedCache,
     StaticCache,
     StaticLayer,
@@ -16,10 +17,11 @@ from hf_specdec.call.request import Request
 from hf_specdec.compat import caches
 from hf_specdec.compat.caches import CACHE, attends_to_images, is_users_own, passed_states
 from hf_specdec.compat.fingerprint import foreign_cache
-from hf_specdec.compat.generation import has_own_cache, unbounded_layers
+from hf_specdec.compat.generation import has_own_cache, has_own_input_preparation, unbounded_layers
 from hf_specdec.engine.sampling.row_processors import is_declared, sees_one_row
 from hf_specdec.engine.static_shapes import compile_settings, holds_states, longest_cache, reason_against_buffers
 from hf_specdec.errors import ConfigError
+from hf_specdec.forward.model_runner import Tier
 
 ROW_WISE_CRITERIA = (
     MaxLengthCriteria,
@@ -53,10 +55,16 @@ def shared_states(request: Request) -> str | None:
     return f"its decoder attends to {next(iter(states))} besides its text" if states else None
 
 
-def attention_output(request: Request) -> str | None:
-    """Attention weights are returned, of each token alone."""
-    is_shown = request.call.generation_config.output_attentions
-    return "output_attentions shows the weights of each token's own forward" if is_shown else None
+def shown_outputs(request: Request) -> str | None:
+    """Attention weights or hidden states are returned, of each token alone; or scores of rows that have ended."""
+    config = request.call.generation_config
+    if config.output_attentions or (config.output_hidden_states and config.return_dict_in_generate):
+        name = "output_attentions" if config.output_attentions else "output_hidden_states"
+        return f"{name} shows what each token's own forward computes"
+    if request.num_rows > 1 and config.return_dict_in_generate and (config.output_scores or config.output_logits):
+        name = "output_scores" if config.output_scores else "output_logits"
+        return f"{name} of a batch shows the padding after the ends of its texts"
+    return None
 
 
 def decoder_mask(request: Request) -> str | None:
@@ -113,10 +121,19 @@ def padded_text(request: Request) -> str | None:
     return None if reason is None else f"its attention_mask hides tokens, and {reason}"
 
 
+def rows_in_step(model: PreTrainedModel, tier: Tier) -> str | None:
+    """Reason why rows of one batch cannot each have a length of their own; `None` where they can."""
+    if has_own_input_preparation(model):
+        return "its class prepares the inputs of each forward itself, for rows of one length"
+    return None if tier == "tree" else "rows of one batch each have a length of their own, which only trees can have"
+
+
 def rows(request: Request) -> str | None:
     """Rows go at their own pace only where nothing has to see all of them at once."""
     if request.num_rows == 1:
         return None
+    if (reason := rows_in_step(request.model, request.tier)) is not None:
+        return reason if request.tier == "tree" else f"{reason}: {request.probed.capability.reason}"
     is_padded = request.kwargs.get("attention_mask") is not None and not request.model.config.is_encoder_decoder
     if is_padded and request.facts.of(has_own_cache, request.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"

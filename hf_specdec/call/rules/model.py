@@ -1,6 +1,7 @@
 """Rules about the model, at the lengths of the call, and about what drafts for it: a network, or transformers' loop."""
 
 from hf_specdec.call.request import Request
+from hf_specdec.call.rules.inputs import rows_in_step
 from hf_specdec.compat.caches import cached_length
 from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import foreign_code as reason_of_foreign_code
@@ -125,6 +126,15 @@ def network(request: Request) -> None:
         rule = f"must be unset with a draft {'head' if is_head else 'model'}"
         remedy = f"Pass input_ids, which the {'head' if is_head else 'draft'} reads too."
         raise ConfigError("inputs_embeds", rule, "given", remedy)
+
+
+def draft_of_rows(request: Request) -> str | None:
+    """A draft model cannot follow rows that each have a length of their own."""
+    draft = request.network
+    if request.num_rows == 1 or draft is None or isinstance(draft, DraftHead) or not request.drafts_with_network:
+        return None
+    reason = rows_in_step(draft, request.draft[0])
+    return None if reason is None else f"of {type(draft).__name__}, which drafts: {reason}"
 
 
 def unread_prompt(request: Request) -> str | None:

@@ -109,11 +109,6 @@ class Sampler:
             return self._draw(node, probabilities)
         return int(torch.argmax(scores, dim=-1))
 
-    def show(self, node: int, text: TokenBuffer) -> None:
-        """Keep what is wanted to be seen of a token after `text` that is known already: padding."""
-        if self.keeps:
-            self._scores_after(node, text)
-
     def _scores_after(self, node: int, text: TokenBuffer) -> torch.Tensor:
         """`(1, vocab_size)`: the row of `node` after the processors."""
         row = self._rows.logits[node : node + 1].to(copy=True, dtype=torch.float32, device=self.device)

@@ -43,7 +43,7 @@ class Found:
 
         Arguments as of `Findings.of`.
         """
-        find = functools.partial(probe_rows, model, self.capability.tier, encoder_kwargs)
+        find = functools.partial(probe_rows, model, encoder_kwargs)
         return self._probed(
             model, ("rows",), find, lambda error: f"several sequences at once could not be tried: {error}"
         )

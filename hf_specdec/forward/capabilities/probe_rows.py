@@ -15,7 +15,7 @@ from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
 from hf_specdec.forward.capabilities.reference import Reference, arguments, encoded, reference, tokens_of
 from hf_specdec.forward.capabilities.tolerance import tolerance_of
 from hf_specdec.forward.forward_arguments import rows_of
-from hf_specdec.forward.model_runner import ModelRunner, Tier
+from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
 
 PADDING = 3  # tokens in front of the second row
@@ -23,21 +23,21 @@ NUM_COMING = 3  # tokens of each row that are computed
 
 
 @torch.no_grad()
-def probe_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+def probe_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
     """Reason not to verify several tokens of each row of a batch; `None` where each row is computed as it is alone.
 
     Raises:
         ProbeFailed: a fault that may pass; it says nothing of the model.
     """
     try:
-        tried(lambda attempt: _try_rows(model, tier, encoder_kwargs, attempt))
+        tried(lambda attempt: _try_rows(model, encoder_kwargs, attempt))
     except REFUSALS as exception:
         return f"several sequences at once do not work: {sentence(exception)}"
     return None
 
 
-def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any] | None, attempt: int) -> None:
-    """Two steps, before the second of which the rows differ in length; then what both lack."""
+def _try_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None, attempt: int) -> None:
+    """Two steps, before the second of which the rows differ in length."""
     prompt, t = tokens_of(model, attempt)
     if model.config.is_encoder_decoder:
         encoder_kwargs = encoder_kwargs or encoded(model)
@@ -50,26 +50,20 @@ def _try_rows(model: PreTrainedModel, tier: Tier, encoder_kwargs: dict[str, Any]
     wanted = read(ids, ids.new_tensor(coming))
     tolerance = tolerance_of(model, wanted, lambda whole: read(whole, whole[:, :0]))
     texts = [TokenBuffer(ids[row : row + 1], room=16) for row in range(2)]
-    target = ModelRunner(model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), texts, tier=tier)
+    target = ModelRunner(model, ids, GenerationConfig(), _arguments(model, ids, encoder_kwargs), texts, tier="tree")
     target.prefill()
     done = [0, 0]  # tokens of `coming` before each row's root
     for accepted in ((1, 0), (0, 0)):
         trees = []
         for row, text in enumerate(texts):
             _extend(text, prompt, coming[row][: done[row] + 1])
-            trees.append(_tree(coming[row][done[row] :], wrong=t[7], as_tree=target.tier == "tree"))
+            trees.append(_tree(coming[row][done[row] :], wrong=t[7]))
         logits = target.forward([tree for tree, _ in trees])
         for row, (_, path) in enumerate(trees):
             expected = wanted.logits[row, done[row] : done[row] + len(path)]
             tolerance.check_logits(logits[row][path].float(), expected)
         target.commit([path[: count + 1] for (_, path), count in zip(trees, accepted, strict=True)])
         done = [before + count + 1 for before, count in zip(done, accepted, strict=True)]
-    if target.tier == "chain":  # columns are compared by what attends to them, states are not
-        for row, text in enumerate(texts):
-            _extend(text, prompt, coming[row])
-        target.catch_up(len(prompt) + NUM_COMING + 1)
-        target.close()
-        tolerance.check_states(target.cache.handed_out, wanted.cache)
 
 
 def _extend(text: TokenBuffer, prompt: list[int], coming: list[int]) -> None:
@@ -78,15 +72,12 @@ def _extend(text: TokenBuffer, prompt: list[int], coming: list[int]) -> None:
         text.append(token)
 
 
-def _tree(coming: list[int], *, wrong: int, as_tree: bool) -> tuple[DraftTree, list[int]]:
-    """A tree or a chain of the right tokens and a wrong one, and the right ones' nodes."""
+def _tree(coming: list[int], *, wrong: int) -> tuple[DraftTree, list[int]]:
+    """A tree of the right tokens and a wrong one, and the right ones' nodes."""
     builder, path = TreeBuilder(coming[0]), [0]
-    if as_tree:
-        builder.add(0, wrong)
+    builder.add(0, wrong)
     for token in coming[1:]:
         path.append(builder.add(path[-1], token))
-    if not as_tree:
-        builder.add(path[-1], wrong)
     return builder.build(), path
 
 

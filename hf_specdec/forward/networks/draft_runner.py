@@ -66,7 +66,6 @@ class DraftRunner(BaseDraftRunner):
         self.target = ModelRunner(*arguments, tier=tier, keep_cache=False, fixed=fixed, compiled=compiled, facts=facts)
         self.max_positions = facts.of(position_limit, model)
         self.takes_trees = self.target.tier == "tree"
-        self._paused: list[int] = []
         self._trees: list[DraftTree | None] = [None] * len(self.texts)
         self._paths: list[list[int]] = [[] for _ in self.texts]
         self._has_read = self._has_ended = False
@@ -86,9 +85,6 @@ class DraftRunner(BaseDraftRunner):
     def _answers(self, trees: Sequence[DraftTree | None]) -> list[NodeLogits]:
         """See `BaseDraftRunner`."""
         self._sync()
-        trees = list(trees)
-        for place in self._paused:
-            trees[place] = DraftTree.chain(self.texts[place].tokens[-1])
         rows = self.target.forward([tree and self._readable(tree) for tree in trees])
         self._trees = [new or old for new, old in zip(trees, self._trees, strict=True)]
         joined = rows[0] if len(rows) == 1 else torch.cat(rows)  # (nodes of all rows, own vocab_size)
@@ -109,19 +105,6 @@ class DraftRunner(BaseDraftRunner):
         self.target.select(rows)
         self.texts = [self.texts[row] for row in rows]
         super().select(rows)
-
-    def pause(self, places: Sequence[int], *, ahead: int) -> None:
-        """The texts of these rows have ended and stay in the batch.
-
-        Where rows are kept in lockstep, they go on with padding, `ahead` of the others, which would wait for them else.
-        """
-        if not self.target.lockstep:
-            return
-        self._paused = list(places)
-        length = max((len(text) for place, text in enumerate(self.texts) if place not in places), default=0)
-        for place in places:
-            for _ in range(length + ahead - len(self.texts[place])):
-                self.texts[place].append(0)
 
     def close(self) -> None:
         """The call has ended."""

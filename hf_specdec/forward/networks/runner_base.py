@@ -145,10 +145,6 @@ class BaseDraftRunner(ABC):
         """The text of one row goes on."""
         return
 
-    def pause(self, places: Sequence[int], *, ahead: int) -> None:
-        """The texts of these rows have ended and stay in the batch."""
-        return
-
     def close(self) -> None:
         """The call has ended."""
         return

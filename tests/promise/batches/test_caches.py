@@ -10,7 +10,6 @@ import transformers as tf
 
 from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import (
-    IDS,
     MASK,
     METHODS,
     PADDED,
@@ -95,39 +94,3 @@ def test_after_an_interrupt_the_rows_go_on_from_their_cache(
     rest = {"max_new_tokens": expected.shape[1] - length, "do_sample": False}
     again = plain(model, expected[:, :length], attention_mask=mask, **{CACHE: kept}, **rest)
     assert again.tolist() == expected.tolist()
-
-
-def test_a_row_that_has_ended_does_not_hold_up_the_drafts_cache(pairs: Callable[[str], Any]) -> None:
-    """A draft whose rows stay in step reads each token of the text about once, also behind one row's end."""
-    model, draft = pairs("bloom")
-    options: dict[str, Any] = {"max_new_tokens": 100, "do_sample": False, "return_dict_in_generate": True}
-    free = plain(model, IDS[:2], **options).sequences[:, IDS.shape[1] :].tolist()
-    eos = next(token for token in free[0][3:20] if token not in free[1])
-    widths: list[int] = []
-    handle = draft.register_forward_pre_hook(
-        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    model.generate(IDS[:2], **METHODS["draft_model"], assistant_model=draft, max_new_tokens=4)
-    widths.clear()
-    try:
-        model.generate(IDS[:2], eos_token_id=eos, **METHODS["draft_model"], assistant_model=draft, **options)
-    finally:
-        handle.remove()
-    assert max(widths[1:]) <= 16
-
-
-def test_a_row_that_has_ended_costs_recurrent_models_no_forwards(pairs: Callable[[str], Any]) -> None:
-    """What all rows have to read again is read alone only once it is much."""
-    model, _ = pairs("qwen3_next")
-    options: dict[str, Any] = {"max_new_tokens": 60, "do_sample": False, "return_dict_in_generate": True}
-    free = plain(model, IDS[:2], **options).sequences[:, IDS.shape[1] :].tolist()
-    eos = next(token for token in free[0][3:20] if token not in free[1])
-    forwards: list[int] = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    model.generate(IDS[:2], spec_method="prompt_lookup", max_new_tokens=4)
-    forwards.clear()
-    try:
-        output = model.generate(IDS[:2], eos_token_id=eos, spec_method="prompt_lookup", **options)
-    finally:
-        handle.remove()
-    assert len(forwards) <= 1.25 * output.spec_stats.num_forwards

@@ -108,11 +108,8 @@ def test_a_window_that_is_cut_out_of_a_table_of_masks(window: int) -> None:
     model = varied(GPTNeoForCausalLM(config), 0.3)
     model.generation_config.eos_token_id = None
     prompt = PROMPT.repeat(1, 2 * window // PROMPT.shape[1])[:, : window + 40]
-    batch = prompt.repeat(3, 1)
-    batch[1, :25] = batch[2, :60] = 0
     hits = compared(model, "prompt_lookup", "auto", prompt=prompt)
-    hits += compared(model, "auto", prompt=batch, attention_mask=(batch != 0).long())
-    assert [stats.tier for stats in hits] == ["chain"] * 3
+    assert [stats.tier for stats in hits] == ["chain"] * 2
     expected = plain(model, prompt, **NEW)[0].tolist()
     output = model.generate(prompt, **NEW, **DRAFTS["random_trees"](expected), return_dict_in_generate=True)
     assert output.sequences[0].tolist() == expected
