@@ -107,24 +107,15 @@ def likeliest_children(
     return children
 
 
-def draw_children(
-    parents: Sequence[Candidate],
-    rows: torch.Tensor,
-    shares: Sequence[int],
-    counts: AcceptanceCounts,
-    generator: torch.Generator | None,
-) -> list[Candidate]:
-    """For each parent its share of tokens drawn from its row of probabilities, without replacement, in their order."""
-    drawn = torch.multinomial(rows, max(shares), generator=generator)  # tokens of probability 0 come last
-    both = [part.tolist() for part in read_tensors((rows.gather(-1, drawn).float(), drawn))]
-    children = []
-    for parent, share, confidences, tokens in zip(parents, shares, *both, strict=True):
-        for rank, (confidence, token) in enumerate(zip(confidences[:share], tokens[:share], strict=True)):
-            if confidence > 0.0:
-                # P(accept) = min(1, p / q): even an unlikely token is taken where the target agrees that it is one
-                value = parent.value * counts.rate(rank, confidence, prior=(1.0 + confidence) / (2.0 + rank))
-                children.append(parent.add(int(token), rank, confidence, value))
-    return children
+def drawn_child(
+    parent: Candidate, row: torch.Tensor, counts: AcceptanceCounts, generator: torch.Generator | None
+) -> Candidate:
+    """A child that is drawn from the parent's row of probabilities."""
+    drawn = torch.multinomial(row, 1, generator=generator)
+    [confidence], [token] = (part.tolist() for part in read_tensors((row[drawn].float(), drawn)))
+    # P(accept) = min(1, p / q): even an unlikely token is taken where the target agrees that it is one
+    value = parent.value * counts.rate(0, confidence, prior=(1.0 + confidence) / 2.0)
+    return parent.add(int(token), 0, confidence, value)
 
 
 def depth_first(root: Candidate, kept: Sequence[Candidate]) -> list[Candidate]:

@@ -34,7 +34,8 @@ class DraftModelConfig(SpecConfig):
             draws most likely choose and compares them with those draws, so a seed gives the text of plain `generate`.
             `True` draws drafts from the draft's distribution and accepts them by the ratio of the two models'
             probabilities: a chain brings a tenth more tokens per step, and texts have the target's distribution, yet
-            are not the text that the seed gives without a draft. Greedy decoding is the same either way.
+            are not the text that the seed gives without a draft; drafts are chains then, whatever `num_branches`.
+            Greedy decoding is the same either way.
         num_branches (`int`, *optional*, defaults to `1`):
             Most children of a node of the draft tree; 1 drafts a chain.
         max_nodes (`int`, *optional*):

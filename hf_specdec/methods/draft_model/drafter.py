@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 
 from hf_specdec.common.observer import DraftedNode
-from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
 from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.common.sampling import LogitsProcessorFn, coupled, process_rows
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts, GainCurve
-from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, draw_children, likeliest_children
+from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, drawn_child, likeliest_children
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most
@@ -30,8 +30,8 @@ class DraftModelDrafter(RoundDrafter):
     """Drafts with a model.
 
     Greedy decoding takes the draft's likeliest tokens, sampling those that the target's next draws most likely choose.
-    With `use_logits` and a `logits_processor`, that is when sampling, children are drawn from the draft's
-    distribution, and the tree says from which.
+    With `use_logits` and a `logits_processor`, that is when sampling, a chain is drawn from the draft's distribution,
+    and says from which.
 
     Args:
         config: see `DraftModelConfig`.
@@ -39,8 +39,8 @@ class DraftModelDrafter(RoundDrafter):
         logits_processor: the draft's own logits processors, for n nodes of one depth: of a function that gives their
             texts, `(n, L)` ids, and of `(n, vocab_size)` logits.
         generator: for the draws; `None` is the global one.
-        counts: acceptances counted in earlier calls. Not used where children are drawn: the text depends on the drafts
-            then, so that the same seed has to give the same drafts.
+        counts: acceptances counted in earlier calls. Not used where drafts are drawn: the text depends on them then, so
+            that the same seed has to give the same drafts.
         token_cost: what a drafted token more a row adds to a forward of so many rows, over that of one token a row,
             where a row has so many drafted tokens.
     """
@@ -91,7 +91,7 @@ class DraftModelDrafter(RoundDrafter):
             return DraftTree.chain(self._text[-1])
         growth = self._growth()
         self._round = self._described = growth
-        self._gain = self.counts.gain_curve(self.config.num_branches)
+        self._gain = self.counts.gain_curve(1 if self.draws else self.config.num_branches)
         self.forward_gain, self.forward_cost = self._first_gain(), self._min_gain
         tree = yield from (self._grow_by_drawing if self.draws else self._grow_best_first)(growth, budget)
         self._skipped += growth.num_forwards == 0
@@ -150,35 +150,21 @@ class DraftModelDrafter(RoundDrafter):
         return growth.keep(kept).with_probabilities((1.0, *[min(1.0, candidate.value) for candidate in kept]))
 
     def _grow_by_drawing(self, growth: Growth, budget: int) -> DraftRound:
-        """Say how many children each node gets, score, draw; none is dropped, so that its value decides of no child."""
-        builder = TreeBuilder(growth.root.token)
-        places = {growth.root: 0}
+        """Score, draw and go on below what was drawn; none is dropped, so that its value decides of nothing."""
         drafted_from: dict[int, torch.Tensor] = {}
         drawn: list[Candidate] = []
         chosen, least = [growth.root], self.min_probability
-        while chosen:
-            room, rounds = budget - len(drawn), self._num_levels - growth.num_forwards
-            shares = self._shares(chosen, -(-room // rounds), least)
-            if not shares:
-                break
-            chosen = list(shares)
+        while chosen and len(drawn) < budget and chosen[0].value * self.counts.mean(0) >= least:
             try:
                 rows = yield growth.request(chosen)
             except NoForward:
                 break
             growth.num_forwards += 1
-            probabilities = self._processed(chosen, rows.logits).softmax(dim=-1)
-            fresh = draw_children(chosen, probabilities, list(shares.values()), self.counts, self.generator)
-            for parent, row in zip(chosen, probabilities, strict=True):
-                drafted_from[places[parent]] = row
-            for child in fresh:
-                assert child.parent is not None
-                places[child] = builder.add(places[child.parent], child.token)
-            drawn += fresh
-            room = budget - len(drawn)
-            chosen = self._worth_scoring(growth, drawn, least) if room else []
-        growth.keep(drawn)
-        return replace(builder.build(), drafted_from=drafted_from)  # their numbers are not read on the host
+            [probabilities] = self._processed(chosen, rows.logits).softmax(dim=-1)
+            drafted_from[len(drawn)] = probabilities
+            drawn.append(drawn_child(chosen[0], probabilities, self.counts, self.generator))
+            chosen = self._worth_scoring(growth, drawn, least)
+        return replace(growth.keep(drawn), drafted_from=drafted_from)  # their numbers are not read on the host
 
     def _worth_scoring(self, growth: Growth, candidates: list[Candidate], weakest: float) -> list[Candidate]:
         """The nodes for the next forward, likeliest first: those above `weakest` whose children are worth its time."""
@@ -198,17 +184,6 @@ class DraftModelDrafter(RoundDrafter):
         best = [c for c, gain in zip(unscored, gains, strict=False) if gain > cost]
         self.forward_gain = sum(gains[: len(best)]) - cost * (len(best) - 1)
         return best
-
-    def _shares(self, chosen: list[Candidate], room: int, least: float) -> dict[Candidate, int]:
-        """Number of children that each node draws, `room` in all, each accepted with a chance of `least`."""
-        means = [self.counts.mean(rank) for rank in range(min(self.config.num_branches, self.scorer.vocab_size))]
-        slots = [(-c.value * mean, place, c) for place, c in enumerate(chosen) for mean in means]
-        slots = [slot for slot in slots if -slot[0] >= least]
-        slots.sort(key=lambda slot: slot[:2])
-        shares: dict[Candidate, int] = {}
-        for _, _, candidate in slots[:room]:
-            shares[candidate] = shares.get(candidate, 0) + 1
-        return shares
 
     @property
     def _num_levels(self) -> int:

@@ -163,19 +163,10 @@ def test_a_tree_takes_one_forward_a_depth_at_most(seed: int, fields: dict[str, A
     assert fields == {} or list(tree.tokens[1 : 1 + len(first)]) == first, "nothing has to move in the cache"
 
 
-@pytest.mark.parametrize("use_logits", [False, True])
-def test_a_draft_that_cannot_score_siblings_still_offers_them(use_logits: bool) -> None:
+def test_a_draft_that_cannot_score_siblings_still_offers_them() -> None:
     """Requests are chains (`TableScorer` checks it); the nodes besides them were not scored."""
-    fields: dict[str, Any] = {"logits_processor": lambda ids, row: row} if use_logits else {}
     drafter = drafter_of(
-        random_table(6, SIZE),
-        scorer={"takes_trees": False},
-        draft_len=3,
-        num_branches=3,
-        max_nodes=9,
-        use_logits=use_logits,
-        **ALWAYS,
-        **fields,
+        random_table(6, SIZE), scorer={"takes_trees": False}, draft_len=3, num_branches=3, max_nodes=9, **ALWAYS
     )
     tree = drafted_by(drafter, 100)
     assert not tree.is_chain

@@ -1,4 +1,4 @@
-"""Trees whose tokens are drawn: from which probabilities, within which budgets, by which random numbers."""
+"""Drafts whose tokens are drawn: from which probabilities, within which budgets, by which random numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.drafts import Table, drafted_by, random_table
-from tests.methods.draft_model.test_draft_model import ALWAYS, SIZE, drafter_of, paths_of, requests_of
+from tests.methods.draft_model.test_draft_model import ALWAYS, SIZE, drafter_of, requests_of
 
 
 def drawing(seed: int = 0, table: Table | None = None, **fields: Any) -> DraftModelDrafter:
@@ -22,40 +22,32 @@ def drawing(seed: int = 0, table: Table | None = None, **fields: Any) -> DraftMo
     )
 
 
-TREE = {"draft_len": 3, "num_branches": 3, "max_nodes": 8}
-
-
-def test_a_tree_says_what_its_children_were_drawn_from() -> None:
-    table = random_table(7, SIZE)
-    tree = drafted_by(drawing(table=table, **TREE, **ALWAYS), 100)
-    assert tree.drafted_from is not None
-    assert set(tree.drafted_from) == {node for node in range(len(tree)) if tree.children(node)}
-    for node, q in tree.drafted_from.items():
-        text = tuple(tree.tokens[step] for step in tree.path(node))
-        assert torch.allclose(q, (table(text) / 0.8).softmax(-1))
-        assert all(q[tree.tokens[child]] > 0 for child in tree.children(node))
+CHAIN = {"draft_len": 3, "num_branches": 3, "max_nodes": 8}
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_drawn_trees_keep_their_budgets_and_score_once_a_depth(seed: int) -> None:
-    drafter = drawing(seed, **TREE, **ALWAYS)
+def test_a_chain_says_what_its_tokens_were_drawn_from(seed: int) -> None:
+    """Whatever `num_branches`: a forward for each token, as far as `draft_len` allows."""
+    table = random_table(7, SIZE)
+    drafter = drawing(seed, table=table, **CHAIN, **ALWAYS)
     tree = drafted_by(drafter, 100)
-    assert tree.num_draft_tokens == 8
-    assert max(tree.depths) <= 3
+    assert tree.parents == (-1, 0, 1, 2)
+    assert tree.drafted_from is not None and [*tree.drafted_from] == [0, 1, 2]
     assert len(requests_of(drafter)) == 3
-    assert all(len(tree.children(node)) <= 3 for node in range(len(tree)))
-    scored = paths_of(requests_of(drafter)[-1]) | {()}
-    parents = {path[:-1] for path in paths_of(tree)}
-    assert scored == parents, "every row that was computed was drawn from"
+    for node, q in tree.drafted_from.items():
+        text = tuple(tree.tokens[step] for step in tree.path(node))
+        assert torch.allclose(q, (table(text) / 0.8).softmax(-1))
+        assert q[tree.tokens[node + 1]] > 0
+    assert drafted_by(drawing(seed, table=table, **CHAIN, **ALWAYS), 2).tokens == tree.tokens[:3]
 
 
 def test_the_same_seed_draws_the_same_drafts_whatever_was_counted_before() -> None:
     """A text depends on its drafts here, so it must not depend on earlier calls."""
     counts = AcceptanceCounts()
-    first = drafted_by(drawing(3, **TREE, counts=counts), 100)
+    first = drafted_by(drawing(3, **CHAIN, counts=counts), 100)
     for _ in range(200):
         counts.record([(0, 0.5, False), (1, 0.2, True)], num_forwards=3, num_tokens=1)
-    assert drafted_by(drawing(3, **TREE, counts=counts), 100) == first
+    assert drafted_by(drawing(3, **CHAIN, counts=counts), 100) == first
     assert not drawing(3).is_deterministic
     assert drafter_of(random_table(7, SIZE), use_logits=True).is_deterministic, "greedy decoding draws nothing"
 
@@ -72,7 +64,7 @@ def test_nodes_of_one_depth_are_processed_at_once(use_logits: bool) -> None:
     def alone(texts: Callable[[], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         return torch.stack([row * (1.0 + 0.1 * ids[-1]) for ids, row in zip(texts(), rows, strict=True)])
 
-    fields = TREE if use_logits else {"draft_len": 8, "num_branches": 6, "max_nodes": 60}
+    fields = CHAIN if use_logits else {"draft_len": 8, "num_branches": 6, "max_nodes": 60}
     trees = []
     for logits_processor in (at_once, alone):
         drafter = drafter_of(
@@ -108,4 +100,4 @@ def test_tokens_that_the_draft_s_processors_forbid_are_not_drafted() -> None:
                 ),
                 100,
             )
-        assert set(tree.tokens[1:]) == {0, 1}
+        assert set(tree.tokens[1:]) <= {0, 1} and len(tree) > 2
