@@ -37,8 +37,7 @@ def enable(
     """Turn on `spec_method=` for `model.generate`; returns the model. Idempotent, undone by `disable`.
 
     The model gets a subclass of its class with another `generate`; `model.__class__` stays as it is. Copies and
-    pickles are enabled too. A `generate` of your own on the instance, such as a `functools.partial`, is called with
-    what it gets.
+    pickles are enabled too.
 
     Args:
         model (`PreTrainedModel`): a transformers model that generates; PEFT-wrapped, quantised, dispatched and compiled
@@ -53,7 +52,8 @@ def enable(
             as in `enable(model, prompt_lookup_config=[10, 2, [0]])`.
 
     Raises:
-        UnsupportedModelError: the model has no `generate`, or its class refuses subclasses.
+        UnsupportedModelError: the model has no `generate`, or one of your own on the instance, or its class refuses
+            subclasses.
         ConfigError: an unknown or invalid configuration, or an attention that the model cannot use.
     """
     inner = _generating(model)

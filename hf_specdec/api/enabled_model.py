@@ -11,7 +11,6 @@ import inspect
 import threading
 import types
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, Literal, cast, overload
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -24,7 +23,6 @@ from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels.xformers import check_attention, register
 
 _LOCK = threading.RLock()
-_RUNS_ON: ContextVar[Any] = ContextVar("_RUNS_ON", default=None)  # the model whose `generate` of the user's runs
 
 
 class SpecGenerationMixin(GenerationMixin):
@@ -157,15 +155,7 @@ def _generate_of(cls: Any) -> Callable[..., Any]:
 
     @functools.wraps(cls.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        users_generate = state_of(self).own_generate
-        # The user's may call this method, which an earlier `enable` gave it.
-        if users_generate is None or _RUNS_ON.get() is self:
-            return generate_with(self, class_generate(self), args, kwargs)
-        token = _RUNS_ON.set(self)
-        try:
-            return generate_with(self, users_generate, args, kwargs)
-        finally:
-            _RUNS_ON.reset(token)
+        return generate_with(self, class_generate(self), args, kwargs)
 
     generate.__doc__ = SpecGenerationMixin.generate.__doc__
     generate.__signature__ = with_added_arguments(inspect.signature(cls.generate))  # type: ignore[attr-defined]
@@ -173,24 +163,30 @@ def _generate_of(cls: Any) -> Callable[..., Any]:
 
 
 def become_enabled(model: PreTrainedModel) -> None:
-    """Give `model` its enabled class. A `generate` of the user's on the instance is called by that class's."""
+    """Give `model` its enabled class.
+
+    Raises:
+        UnsupportedModelError: it has a `generate` of the user's, which Python would call in the place of a class's.
+    """
     with _LOCK:
         if isinstance(model, EnabledGenerationMixin):
             return
+        if "generate" in model.__dict__:
+            raise UnsupportedModelError(
+                f"`model` must have the `generate` of its class, but one was set on this {type(model).__name__}. "
+                "Write `del model.generate`, enable the model, then set yours over the enabled one."
+            )
         _set_class(model, enabled_class(type(model)))
-        state_of(model).own_generate = model.__dict__.pop("generate", None)
 
 
 def become_plain(model: PreTrainedModel) -> bool:
-    """Give `model` its own class and the user's `generate` back; returns whether it had become enabled."""
+    """Give `model` its own class back; returns whether it had become enabled."""
     if not isinstance(model, EnabledGenerationMixin):
         return False
-    attributes, state = model.__dict__, state_of(model)
+    attributes = model.__dict__
     if getattr(attributes.get("generate"), "__func__", None) is type(model).generate:  # set to itself by the user
         del attributes["generate"]
     _set_class(model, models_class(type(model)))
-    if state.own_generate is not None:
-        attributes.setdefault("generate", state.own_generate)
     return True
 
 

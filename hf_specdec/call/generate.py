@@ -1,6 +1,5 @@
 """Carries out one call: transformers' own `generate` prepares it, and its plan says what decodes it."""
 
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping
@@ -50,7 +49,6 @@ Generate = Callable[..., Any]
 
 def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`inner(*args, **kwargs)` with a decoding method of this package, where the call asks for one."""
-    inner, args, kwargs = _unwrapped(inner, args, kwargs)
     if isinstance(kwargs.get("custom_generate"), CustomGenerate):
         return inner(*args, **kwargs)
     arguments = named_arguments(inner, args, kwargs)
@@ -169,8 +167,8 @@ def prepared_request(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> Reque
     Raises:
         ConfigError: as when `generate` is called with these arguments.
     """
-    inner, args, kwargs = _unwrapped(state_of(model).own_generate or class_generate(model), (), kwargs)
-    request = read_prompt_request(model, named_arguments(inner, args, kwargs))
+    inner = class_generate(model)
+    request = read_prompt_request(model, named_arguments(inner, (), kwargs))
     if (plan := plan_request(request)) is not None:
         log_notes(model, plan)
         request = plain_request(request)
@@ -292,13 +290,3 @@ def _place_models(request: Request, *, has_begun: bool = False) -> None:
         place_head(draft, model, request.config)
     if target_devices is not None:
         move(model, target_devices, field)
-
-
-def _unwrapped(
-    inner: Generate, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Generate, tuple[Any, ...], dict[str, Any]]:
-    """The call without `functools.partial` around it, so that what that sets is checked too."""
-    while isinstance(inner, functools.partial):
-        partial: functools.partial[Any] = inner
-        inner, args, kwargs = partial.func, (*partial.args, *args), {**partial.keywords, **kwargs}
-    return inner, args, dict(kwargs)

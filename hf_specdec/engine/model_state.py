@@ -6,7 +6,7 @@ It lives in the model's `__dict__`, so it is copied, pickled and dropped with th
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,6 @@ class ModelState:
     heads: dict[str, DraftHead] = field(default_factory=dict)  # those of the model's own checkpoint, by method
     costs: dict[tuple[Any, ...], StepCosts] = field(default_factory=dict)
     warned: dict[str, None] = field(default_factory=dict)  # messages, in the order in which they were given
-    own_generate: Callable[..., Any] | None = None  # the user's on the instance, which the enabled class's calls
     plain_kernels: bool | None = None  # whether calls that transformers decodes have the kernels; `None`: in 16 bits
     keeps_settings: bool = False  # whether `enable` had to make the generation configuration keep them
     compiled: dict[str, CompiledForward] = field(default_factory=dict, repr=False, compare=False)

@@ -133,7 +133,7 @@ def rows(request: Request) -> str | None:
     if request.num_rows == 1:
         return None
     if (reason := rows_in_step(request.model, request.tier)) is not None:
-        return reason if request.tier == "tree" else f"{reason}: {request.probed.capability.reason}"
+        return reason
     is_padded = request.kwargs.get("attention_mask") is not None and not request.model.config.is_encoder_decoder
     if is_padded and request.facts.of(has_own_cache, request.model):
         return "padding meets cache layers of the model's own, which a few tokens cannot try out"
