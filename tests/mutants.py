@@ -25,7 +25,7 @@ from tests.faults import MUTANTS, NEAREST, OTHERS, Mutant
 __all__ = ["first_failure", "main"]
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("hf_specdec", "tests", "docs", "pyproject.toml")
+COPIED = ("hf_specdec", "tests", "docs", "demos", "pyproject.toml")
 UNSEEN, WIDTH = "NOT SEEN", 50
 
 
@@ -33,7 +33,7 @@ def first_failure(mutant: Mutant, *, wide: bool) -> str | None:
     """The first test that fails with the fault, or `None`.
 
     Raises:
-        ValueError: the text to replace is not in the file exactly once.
+        ValueError: the text to replace is not in the file exactly once, or the test fails without the fault too.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
@@ -47,9 +47,13 @@ def first_failure(mutant: Mutant, *, wide: bool) -> str | None:
         file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         for paths in (*NEAREST[mutant.file], *OTHERS):
             output = _pytest_in(folder, [f"tests/{path}" for path in paths.split()], wide=wide)
-            found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.MULTILINE)
-            if found or " passed" not in output:
-                return found[1] if found else output[-600:]
+            failed = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.MULTILINE)
+            if failed or " passed" not in output:
+                test = failed[1] if failed else output[-600:]
+                file.write_text(text, encoding="utf-8")
+                if failed and " passed" not in _pytest_in(folder, [test], wide=wide):
+                    raise ValueError(f"{test} fails without the fault too")
+                return test
     return None
 
 
@@ -111,7 +115,7 @@ def _line(mutant: Mutant, *, wide: bool) -> str:
     try:
         verdict = first_failure(mutant, wide=wide) or UNSEEN
     except ValueError as error:
-        verdict = f"{UNSEEN}, does not apply: {error}"
+        verdict = f"{UNSEEN}: {error}"
     return f"{mutant.name:{WIDTH}}{time.perf_counter() - start:5.0f} s  {verdict}"
 
 

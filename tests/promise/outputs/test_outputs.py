@@ -23,7 +23,8 @@ def test_what_is_asked_for_is_given_for_each_emitted_token(
     zoo: Callable[[str], Any], draft: Draft, family: str, wanted: str, do_sample: bool
 ) -> None:
     request = dict.fromkeys(WANTED if wanted == "all" else [wanted], True)
-    reference, ours = both(zoo(family), lambda: request | {"do_sample": do_sample, "top_k": 30}, draft)
+    processed = {"do_sample": do_sample, "top_k": 30, "repetition_penalty": 1.5}
+    reference, ours = both(zoo(family), lambda: request | processed, draft)
     assert_same_run(ours, reference)
     for field in ("scores", "logits", "hidden_states", "decoder_hidden_states", "encoder_hidden_states"):
         assert_same_tensors(getattr(ours.output, field, None), getattr(reference.output, field, None), atol=1e-3)
