@@ -5,6 +5,7 @@
     `Conv1D`                    GPT-2's linear layer, whose weight is transposed
     `GgufConfig`                new in 5.24, which keeps the weights of a GGUF file packed without it
     `gguf_names`                its tensors' names and what llama.cpp has changed in them are said nowhere else
+    `tqdm`                      the bar of a GGUF file's tensors heeds no setting of transformers
     `HfQuantizer`, `register`   weights are packed while transformers reads a checkpoint, a tensor at a time
     `ConversionOps`             the operation on one tensor of a checkpoint
     `_keep_in_fp32_modules`     modules that a model's author wants left alone
@@ -15,7 +16,9 @@
 Tried with transformers 5.23 and 5.24.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +27,7 @@ import torch
 import transformers
 from huggingface_hub.utils import validate_repo_id as validate_repo_id  # type: ignore[attr-defined]
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, logging
 from transformers.core_model_loading import ConversionOps as ConversionOps
 from transformers.pytorch_utils import Conv1D as Conv1D
 from transformers.quantizers import HfQuantizer as HfQuantizer
@@ -76,6 +79,22 @@ def dequantized_gguf() -> dict[str, Any]:
     """Arguments of `from_pretrained` that dequantise a GGUF file, as transformers 5.23 always does."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Hides transformers' progress bars of a checkpoint that is loaded."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
+
+    is_shown, bar = logging.is_progress_bar_enabled(), gguf.tqdm
+    logging.disable_progress_bar()
+    gguf.tqdm = logging.tqdm
+    try:
+        yield
+    finally:
+        gguf.tqdm = bar
+        if is_shown:
+            logging.enable_progress_bar()
 
 
 def gguf_names(reader: Any, model: PreTrainedModel) -> tuple[dict[str, str], Any]:

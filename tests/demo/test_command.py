@@ -26,12 +26,13 @@ def test_without_gradio_the_install_line_is_the_hint(monkeypatch: pytest.MonkeyP
     assert 'pip install "hf_specdec[demo]"' in done.stderr
 
 
-def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded() -> None:
+@pytest.mark.parametrize("command", ["demo", "serve"])
+def test_a_port_that_another_program_has_is_refused_before_the_model_is_loaded(command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = CliRunner().invoke(app, ["demo", "--port", port, "--model", "nowhere/at-all"])
-    assert done.exit_code == 1
-    assert "Address already in use" in done.stderr
+        done = CliRunner().invoke(app, [command, "--port", port, "--model", "nowhere/at-all"])
+    assert done.exit_code == 2
+    assert f"`port` must be free on 127.0.0.1, but is {port}." in done.stderr
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 
 import hf_specdec
+from hf_specdec.compat.loading import dequantized_gguf, without_progress_bars
 from hf_specdec.kernels.packed import Packed
 from hf_specdec.kernels.quantization.weights import num_parameters
 from hf_specdec.loading.checkpoints import tokenizers
@@ -247,3 +248,14 @@ def test_a_draft_in_a_file_has_the_file_s_tokenizer(tmp_path, tokenizer, monkeyp
         monkeypatch.setattr(tokenizers, "are_alike", lambda first, second, is_alike=is_alike: is_alike)
         loaded = tokenizers.load_foreign_tokenizer(tmp_path / "model.gguf", tokenizer)
         assert loaded is (None if is_alike else other)
+
+
+def test_a_conversion_of_ours_shows_no_progress_bar(gguf_folder, capsys):
+    def load():
+        tf.AutoModelForCausalLM.from_pretrained(gguf_folder, gguf_file="model.gguf", **dequantized_gguf())
+
+    with without_progress_bars():
+        load()
+    assert "tensors" not in capsys.readouterr().err
+    load()
+    assert "tensors" in capsys.readouterr().err

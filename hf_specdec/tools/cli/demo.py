@@ -1,14 +1,13 @@
 """`hf-specdec demo`: a page that shows speculation next to plain generate."""
 
 import importlib
-import socket
 from typing import Annotated
 
 import typer
 
 from hf_specdec.errors import import_extra
 from hf_specdec.loading.published import EMBEDDED
-from hf_specdec.tools.cli.options import MeasuredModelOptions
+from hf_specdec.tools.cli.options import MeasuredModelOptions, check_port
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.demo.settings import Limits
@@ -30,7 +29,7 @@ def demo(
     Runs on SmolLM2-135M-Instruct, which pip fetches once, on the embedded models where it cannot, or on any model.
     Listens on this machine alone unless --host or --share says otherwise. One race runs at a time; the others wait.
     """
-    socket.create_server((host, port)).close()  # an error before anything is loaded
+    check_port(host, port)  # before anything is loaded
     import_extra("gradio", "demo", "the demo's page")
 
     from hf_specdec.tools.cli.models import default_model, load_measured  # and with it torch
@@ -39,7 +38,7 @@ def demo(
     page_module = importlib.import_module("hf_specdec.tools.demo.page")
     loaded = load_measured(loading, loading.model or (default_model() if loading.widen is None else EMBEDDED))
     racer = Racer(loaded, limits)
-    note("Each method tries the model once.", "dim")
+    note("Trying each method on the examples, so that the first race is as quick as later ones.", "dim")
     racer.warm_up()
     page = page_module.Page(racer)
     try:

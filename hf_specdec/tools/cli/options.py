@@ -3,6 +3,8 @@
 They have the names of the arguments in Python. Nothing here imports torch, so that `--help` is there at once.
 """
 
+import errno
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,3 +149,14 @@ class SamplingOptions:
             name, value = next(iter(values.items()))
             raise ConfigError(name, "must come with do_sample", value, "Add --do-sample.")
         return {"do_sample": self.do_sample, **values}
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError where another program listens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ConfigError("port", f"must be free on {host}", port, "Another program has it: choose another.") from error

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from hf_specdec.errors import ConfigError, import_extra
-from hf_specdec.tools.cli.options import AtLeastOne, LoadOptions, MethodOptions
+from hf_specdec.tools.cli.options import AtLeastOne, LoadOptions, MethodOptions, check_port
 from hf_specdec.tools.cli.spread import spread
 from hf_specdec.tools.command_errors import note
 
@@ -88,6 +88,7 @@ def serve(
     The server listens on this machine alone unless --host says otherwise.
     """
     server.check()
+    check_port(server.host, server.port)
     if method.spec_memory is not None and batch.memory != "shared":
         remedy = "Add --memory shared: the file is of the texts of all clients."
         raise ConfigError("spec_memory", "must come with --memory shared", str(method.spec_memory), remedy)

@@ -15,7 +15,6 @@ from hf_specdec.tools.demo import figures
 from hf_specdec.tools.demo.draw.lanes import draw_race, draw_running
 from hf_specdec.tools.demo.draw.markup import draw_error, draw_link, draw_notice
 from hf_specdec.tools.demo.draw.steps import draw_step
-from hf_specdec.tools.demo.gallery import CHAT_GALLERY, GALLERY
 from hf_specdec.tools.demo.record import Lane, Race
 from hf_specdec.tools.demo.recorder import Stop
 from hf_specdec.tools.demo.runner import Racer
@@ -68,8 +67,7 @@ class Page:
 
     def _add_settings(self) -> None:
         """Prompt, gallery, method and parameters."""
-        limits = self.racer.limits
-        gallery = CHAT_GALLERY if self.racer.is_chat else GALLERY
+        limits, gallery = self.racer.limits, self.racer.gallery
         label = "Message to the chat model" if self.racer.is_chat else "Prompt"
         text: dict[str, Any] = {"lines": 5, "max_lines": 10, "max_length": limits.max_prompt_chars}
         self.prompt = gr.Textbox(gallery[0]["prompt"], label=label, elem_id="prompt", **text)

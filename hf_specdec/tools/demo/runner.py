@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -20,13 +21,15 @@ from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.header import make_header
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.rows import Row, base_rows, make_row
+from hf_specdec.tools.demo.gallery import CHAT_GALLERY, GALLERY
 from hf_specdec.tools.demo.record import Lane, Race, Token
 from hf_specdec.tools.demo.recorder import Recorder, Stop, Words
 from hf_specdec.tools.demo.settings import METHOD_LABELS, Limits, Settings
 
 logger = logging.getLogger("hf_specdec")
 
-WARM_UP = Settings(prompt="def main():\n", max_new_tokens=12)
+WARM_UP_TOKENS = 64  # of each example
+WARM_UP_SECONDS = 20.0  # after which no further example begins
 Inputs = Mapping[str, torch.Tensor]
 
 
@@ -37,20 +40,30 @@ class Racer:
         self.loaded, self.limits = loaded, limits or Limits()
         self.facts = make_header(loaded, self.limits)
         self.is_chat = bool(getattr(loaded.tokenizer, "chat_template", None))
+        self.gallery = CHAT_GALLERY if self.is_chat else GALLERY
         missing = ["draft_model"] * (loaded.draft_model is None) + ["head"] * (loaded.head is None)
         self.methods = [name for name in METHOD_LABELS if name.rpartition("+")[2] not in missing]
         threads = torch.get_num_threads()
         self._worker = ThreadPoolExecutor(1, "race", initializer=lambda: torch.set_num_threads(threads))
 
     def warm_up(self) -> None:
-        """Let every method try the model once, so that no visitor waits for it; leave out those that it cannot do."""
+        """Try every way to generate, so that no visitor waits for it; leave out those that the model cannot do."""
+        first, *others = [Settings(prompt=x["prompt"], max_new_tokens=WARM_UP_TOKENS) for x in self.gallery]
+        started, (theirs, plain) = time.monotonic(), base_rows()
         for method in tuple(self.methods):
-            race = self._begin(replace(WARM_UP, methods=(method,)), self._encode(WARM_UP.prompt), Stop())
             try:
-                race.future.result()
+                self._try(first, *self._rows(replace(first, methods=(method,))))
             except SpecError as error:
                 logger.warning("%s: %s", METHOD_LABELS[method], error)
                 self.methods.remove(method)
+        self._try(replace(first, max_new_tokens=8), theirs)
+        for settings in others:  # until forwards are as quick as later ones
+            if time.monotonic() - started > WARM_UP_SECONDS:
+                return
+            self._try(settings, plain, *self._rows(replace(settings, methods=tuple(self.methods[:1]))))
+
+    def _try(self, settings: Settings, *rows: Row) -> None:
+        self._begin(settings, self._encode(settings.prompt), Stop(), rows).future.result()
 
     def start(self, settings: Settings, stop: Stop) -> Race:
         """Begin a race, or let it wait for its turn.
@@ -65,24 +78,25 @@ class Racer:
         if not 0 < length <= most:
             remedy = "Shorten it, or take fewer new tokens."
             raise ConfigError("prompt", f"must have 1 to {most} tokens", f"{length} tokens", remedy)
-        return self._begin(settings, inputs, stop)
+        return self._begin(settings, inputs, stop, [*base_rows(), *self._rows(settings)])
 
-    def _begin(self, settings: Settings, inputs: Inputs, stop: Stop) -> Race:
-        rows = [*base_rows(), *self._rows(settings)]
+    def _begin(self, settings: Settings, inputs: Inputs, stop: Stop, rows: Sequence[Row]) -> Race:
         words = Words(self.loaded.tokenizer, inputs["input_ids"][0].tolist())
         race = Race(settings.prompt, self.is_chat, tuple(row.name for row in rows), self.facts, words)
         race.future = self._worker.submit(self._race, race, rows, settings, inputs, stop)
         return race
 
-    def _rows(self, settings: Settings) -> Iterator[Row]:
+    def _rows(self, settings: Settings) -> list[Row]:
         """Rows of the methods, as those of `bench`, under their labels."""
+        rows = []
         for method in settings.methods:
             head = self.loaded.head
             row = make_row(head.methods[0] if method == "head" and head is not None else method, self.loaded)
             config = settings.config_of(method)
-            yield replace(row, name=METHOD_LABELS[method], kwargs={**row.kwargs, "spec_config": config or None})
+            rows.append(replace(row, name=METHOD_LABELS[method], kwargs={**row.kwargs, "spec_config": config or None}))
+        return rows
 
-    def _race(self, race: Race, rows: list[Row], settings: Settings, inputs: Inputs, stop: Stop) -> None:
+    def _race(self, race: Race, rows: Sequence[Row], settings: Settings, inputs: Inputs, stop: Stop) -> None:
         for row in rows:
             if stop.is_set() and race.lanes:
                 return

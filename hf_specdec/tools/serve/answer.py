@@ -20,7 +20,7 @@ INCOMPLETE = "\ufffd"  # what a tokenizer makes of the first bytes of a characte
 
 
 class Answer:
-    """What a model answers, as it is decided; the stopping criterion of its text."""
+    """The growing answer to one request; also the stopping criterion of its text."""
 
     row_safe = True
 

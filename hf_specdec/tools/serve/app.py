@@ -49,17 +49,11 @@ def build_app(batch: SharedBatch, reader: RequestReader, *, api_keys: Sequence[s
         if api_keys and request.state.api_key is None:
             raise HTTPException(401, "the API key is missing or wrong")
 
-    async def fail(request: Request, error: Exception) -> JSONResponse:
-        status, described = _described(error)
-        metrics.add("request_failure", 1, status)
-        headers = {"retry-after": "1"} if status == 429 else getattr(error, "headers", None)
-        return JSONResponse({"error": described}, status_code=status, headers=headers)
-
     metrics = Metrics(reader.name, batch)
     server = _Server(batch, reader, metrics)
     app = FastAPI(title="hf_specdec", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for kind in (RouteError, ValueError, SpecError, ClientDisconnect, CancelledError, Exception):
-        app.add_exception_handler(kind, fail)
+        app.add_exception_handler(kind, server.fail)
     routes = APIRouter(dependencies=[Depends(check_key)])
     model = {"id": reader.name, "object": "model", "created": int(time.time()), "owned_by": "hf_specdec"}
 
@@ -107,6 +101,13 @@ class _Server:
         """Raise HTTPException unless it is the model's."""
         if name != self.reader.name:
             raise HTTPException(404, f"the model {name!r} does not exist; there is {self.reader.name!r}")
+
+    async def fail(self, request: Request, error: Exception) -> JSONResponse:
+        """Answer a request that is refused or failed."""
+        status, described = _described(error)
+        self.metrics.add("request_failure", 1, status)
+        headers = {"retry-after": "1"} if status == 429 else getattr(error, "headers", None)
+        return JSONResponse({"error": described}, status_code=status, headers=headers)
 
     async def respond(self, request: Request, body: AnyRequest, make_reply: Callable[..., Reply]) -> Response:
         """Answer a request, streamed or whole; one whose client disconnects leaves the batch."""

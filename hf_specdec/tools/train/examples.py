@@ -165,7 +165,7 @@ def examples_of_batch(
 
 
 def _is_chat(messages: Sequence[Any]) -> bool:
-    """Whether these are messages with a role and a text each, one of them a user's."""
+    """Return True for messages with a role and a text each, at least one from the user."""
     texts = [m.get(key) for m in messages if isinstance(m, Mapping) for key in ("role", "content")]
     is_whole = len(texts) == 2 * len(messages) and all(isinstance(text, str) for text in texts)
     return is_whole and "user" in texts[::2]

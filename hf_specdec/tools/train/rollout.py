@@ -83,7 +83,7 @@ class HeadRollout(nn.Module):
 
     @torch.no_grad()
     def _targets_part(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the target computes of the texts, on the head's device.
+        """Run the target on the texts; return its outputs on the head's device.
 
         Returns:
             features: `(N, L, num_features * hidden_size)`, its hidden states side by side.
@@ -119,7 +119,7 @@ def _from(values: torch.Tensor, column: int, length: int) -> torch.Tensor:
 
 
 def _visible(real: torch.Tensor) -> torch.Tensor:
-    """`(N, 1, L - 1, L - 1)` bool: which pairs each pair sees, itself among them; padding is never seen."""
+    """Mask of pairs, `(N, 1, L - 1, L - 1)` bool: causal, with itself, without padding."""
     length = real.shape[1] - 1
     causal = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
     diagonal = torch.eye(length, dtype=torch.bool, device=real.device)

@@ -134,7 +134,7 @@ def _begun(
 
 
 def _report(trainer: Trainer) -> HeadReport:
-    """What a training has reached."""
+    """Evaluate the head and return the report of its training."""
     metrics, best_step = trainer.evaluate(), trainer.state.best_global_step
     return HeadReport(
         num_steps=trainer.state.global_step,
@@ -238,7 +238,7 @@ def _check(target: Any, tokenizer: Any, data: Any, out: Any, config: Any, head: 
 def _settings(
     target: PreTrainedModel, entries: Sequence[Entry], config: HeadTraining, head: Eagle3Head | None
 ) -> dict[str, Any]:
-    """What the texts and the head's shape depend on, as JSON values."""
+    """Settings that determine the texts and the head's shape, as JSON values."""
     values: dict[str, Any] = {"target": str(target.config.name_or_path), "num_parameters": target.num_parameters()}
     values |= {"head": None if head is None else head.name_or_path}
     values |= {"data": hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]}
