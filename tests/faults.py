@@ -25,7 +25,7 @@ LAYERS, REPLACED = "kernels/layers.py", "common/replaced.py"
 NORMS = "compat/modules.py"
 ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
-MODULES, ROTARY, MASKS = "compat/modules.py", "compat/rotary.py", "compat/attention.py"
+MODULES, MASKS = "compat/modules.py", "compat/attention.py"
 LENGTHS = "call/rules/model.py"
 CHECKED = "forward/checked_steps.py"
 GROUPED, DECODE = "kernels/masks.py", "call/request.py"
@@ -65,9 +65,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "kernels/test_linear.py kernels/test_few_token.py kernels/test_rms_norm.py kernels/test_replaced_functions.py",
     ),
     MODULES: ("kernels/test_replaced_functions.py",),
-    MASKS: ("capabilities/test_architectures.py",),
+    MASKS: ("capabilities/test_architectures.py", "promise/models/test_long_texts.py"),
     LENGTHS: ("promise/models/test_length_rules.py promise/models/test_phi4_multimodal.py",),
-    ROTARY: ("promise/models/test_long_texts.py",),
     REPLACED: ("forward/test_replaced.py",),
     NORMS: ("kernels/test_rms_norm.py",),
     ATTENTION: ("kernels/test_few_query.py",),
@@ -256,7 +255,7 @@ MUTANTS = (
     Mutant(
         "replaced functions of torch are passed by", MODULES, "is not getattr(torch._C._nn", "is getattr(torch._C._nn"
     ),
-    Mutant("frequencies grow unseen", ROTARY, "isinstance(kind, str) and GROWING in kind:", "False:"),
+    Mutant("frequencies grow unseen", MASKS, "isinstance(kind, str) and GROWING in kind:", "False:"),
     Mutant("columns scale a tree's attention", LENGTHS, "request.call.reaches(length - MOST_COLUMNS)", "False"),
     Mutant(
         "a text that the model forgets is read again",

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from hf_specdec.cache.blocks import Blocks, Moves
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
-from hf_specdec.cache.spec_layer import RowReserve, SpecLayer, WriteIndex
+from hf_specdec.cache.spec_layer import Blocks, Moves, RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.replaced import here

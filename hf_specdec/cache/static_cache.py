@@ -14,9 +14,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 from transformers import StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.cache.spec_layer import Blocks, SpecLayer
 from hf_specdec.common.transfer import upload
 from hf_specdec.compat.caches import VALUES_KEEP_DTYPE, DummyLayer
 from hf_specdec.compat.devices import mark_dynamic, mark_static_address

@@ -13,9 +13,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_specdec.common.observer import SpecStep
+from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
-from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, translations_of

@@ -5,9 +5,10 @@ import errno
 import gzip
 import json
 import os
-import stat
+import shutil
 import sys
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,6 @@ if sys.platform != "win32":
 
 TRIED_BYTES = 1 << 16
 SHOWN_OF_NAME = 32  # characters of a file's name in that of the new file next to it
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 PathLike = str | os.PathLike[str]
 
@@ -42,18 +42,12 @@ def read_text(path: Path, field: str) -> str:
         raise ConfigError(field, "must be a whole gzip file", shown, f"Pack it again: {error}.") from error
     except OSError as error:
         raise ConfigError(field, "must be a file that can be read", shown, f"{error.strerror}.") from error
-    if content.startswith(UTF16_MARKS):
-        remedy = "It looks like UTF-16: iconv -f UTF-16 -t UTF-8 converts it."
-        raise ConfigError(field, "must be UTF-8 text", shown, remedy)
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        remedy = f"Byte {error.start}, in line {line}, is none of UTF-8; iconv -f LATIN1 -t UTF-8 converts Latin-1."
+        remedy = f"Byte {error.start}, in line {line}, is none of UTF-8; iconv converts other encodings."
         raise ConfigError(field, "must be UTF-8 text", shown, remedy) from error
-    if "\0" in text:
-        raise ConfigError(field, "must be UTF-8 text", shown, "It holds zero bytes, as binary files and UTF-16 do.")
-    return text
 
 
 def check_path(field: str, path: object, what: str) -> None:
@@ -121,8 +115,7 @@ def lone_surrogate(text: str) -> int | None:
 def replacing(path: PathLike) -> Iterator[Path]:
     """A new file in the folder of `path` that takes its place when the block ends; after an error nothing changes.
 
-    A symbolic link stays one, its target is replaced; a file that is there hands its mode and, where that is allowed,
-    its owner on.
+    A symbolic link stays one, its target is replaced; a file that is there hands its mode on.
 
     Raises:
         OSError: the folder is missing, is not writable, or is full; or `path` is no regular file.
@@ -130,14 +123,12 @@ def replacing(path: PathLike) -> Iterator[Path]:
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
         raise OSError(f"{os.fspath(path)!r} is no regular file")
-    if not place.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(place.parent))
-    start = place.name[:SHOWN_OF_NAME]  # the whole name and what is added to it may be longer than a name may be
-    descriptor, name = tempfile.mkstemp(prefix=f".{start}.", dir=place.parent)
-    temporary = Path(name)
+    # The whole name and what is added to it may be longer than a name may be.
+    temporary = place.with_name(f".{place.name[:SHOWN_OF_NAME]}.{uuid.uuid4().hex}")
     try:
-        os.close(descriptor)
-        _take_mode(temporary, place)
+        temporary.touch(exist_ok=False)
+        if place.exists():
+            shutil.copymode(place, temporary)
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -168,48 +159,21 @@ def saving_tensors(path: PathLike) -> Iterator[None]:
 
 
 def check_output(field: str, path: PathLike) -> None:
-    """Raise where `replacing` could not work, before the work whose result it is to hold.
+    """Raise where `replacing` could not work, before the work whose result it is to hold; nothing is left behind.
 
     Raises:
         ConfigError: names `field`.
     """
-    place = Path(os.path.realpath(path))
-    shown = os.fspath(path)
-    if reason := _too_long(place):
-        raise ConfigError(field, "must be a file that can be written", shown, f"{reason}. Choose a shorter name.")
+    place, shown = Path(os.path.realpath(path)), os.fspath(path)
     if not place.parent.is_dir():
         raise ConfigError(field, "must lie in an existing folder", shown, "Make the folder first.")
-    if place.exists() and not place.is_file():
-        raise ConfigError(field, "must be a regular file, or a name that is free", shown, "Choose another name.")
-    if not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.W_OK)):
-        raise ConfigError(field, "must be a file that can be written", shown, "Choose another folder.")
-    check_room(field, place.parent, shown)
-
-
-def check_room(field: str, folder: Path, shown: str) -> None:
-    """Raise where a folder takes no new file of a few kilobytes, as on a full or read-only disk; nothing is left in it.
-
-    Raises:
-        ConfigError: names `field`, whose value is `shown`.
-    """
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
+        if place.exists() and not place.is_file():
+            raise ConfigError(field, "must be a regular file, or a name that is free", shown, "Choose another name.")
+        with tempfile.TemporaryFile(dir=place.parent) as file:
             file.write(bytes(TRIED_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        rule, remedy = "must be where files can be written", f"{error.strerror}. Choose another folder."
-        raise ConfigError(field, rule, shown, remedy) from error
-
-
-def _take_mode(new: Path, old: Path) -> None:
-    """Give a new file the mode and owner of the old one, or those of any new file."""
-    if not old.exists():
-        umask = os.umask(0)
-        os.umask(umask)
-        new.chmod(0o666 & ~umask)
-        return
-    status = old.stat()
-    new.chmod(stat.S_IMODE(status.st_mode))
-    with contextlib.suppress(PermissionError):
-        os.chown(new, status.st_uid, status.st_gid)
+        remedy = f"{error.strerror}. Choose another name or folder."
+        raise ConfigError(field, "must be a file that can be written", shown, remedy) from error

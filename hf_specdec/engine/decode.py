@@ -10,10 +10,10 @@ import torch
 
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.common.transfer import HOST
+from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.caches import is_users_own
 from hf_specdec.compat.generation import pad_token_id
 from hf_specdec.compat.models import readable_padding, text_config
-from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.call import Call, call_output, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence

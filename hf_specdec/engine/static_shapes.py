@@ -13,11 +13,11 @@ from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import compiling
+from hf_specdec.compat.attention import rotary_modules, rotary_switch
 from hf_specdec.compat.caches import CACHE, DummyLayer, LinearAttentionLayer
 from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import hooks_of, is_library_code
 from hf_specdec.compat.models import is_compiled, takes_positions, text_config
-from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.compiled_forward import (

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig
 
-from hf_specdec.cache import blocks as blocks_module
-from hf_specdec.cache.blocks import Blocks
+from hf_specdec.cache import spec_layer as blocks_module
 from hf_specdec.cache.spec_cache import SpecCache
+from hf_specdec.cache.spec_layer import Blocks
 
 SHAPE = (1, 2, 8, 4)
 LIKE = torch.zeros(1)

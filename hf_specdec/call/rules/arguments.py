@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
 from hf_specdec.call.request import Request
+from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.caches import STATIC_NAMES
 from hf_specdec.compat.models import num_embeddings
-from hf_specdec.compat.rotary import position_limit
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draft_head import DraftHead
 

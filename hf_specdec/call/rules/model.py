@@ -2,12 +2,12 @@
 
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules.inputs import rows_in_step
+from hf_specdec.compat.attention import cache_drop_length, rotary_modules, rotary_switch, scaled_length
 from hf_specdec.compat.caches import cached_length
 from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import foreign_code as reason_of_foreign_code
 from hf_specdec.compat.generation import fresh_cache, has_foreign_inputs, has_own_loop
 from hf_specdec.compat.models import has_virtual_tokens, is_recurrent
-from hf_specdec.compat.rotary import cache_drop_length, rotary_modules, rotary_switch, scaled_length
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.engine.sampling.row_processors import is_pure
 from hf_specdec.errors import ConfigError, UnsupportedModelError

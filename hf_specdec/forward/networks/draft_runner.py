@@ -13,9 +13,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.cache.static_cache import FixedShapes
 from hf_specdec.common.tree import DraftTree
+from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.devices import device_mesh
 from hf_specdec.compat.models import text_config
-from hf_specdec.compat.rotary import position_limit
 from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier

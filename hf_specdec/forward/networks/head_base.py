@@ -8,9 +8,8 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 
-from hf_specdec.cache.blocks import Blocks
 from hf_specdec.cache.spec_cache import SpecCache
-from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.cache.spec_layer import Blocks, SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import UnsupportedModelError

@@ -25,9 +25,9 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_specdec.common.files import check_path
+from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import generation_model, text_config
-from hf_specdec.compat.rotary import position_limit
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.network import Eagle3Head, save_head

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.compat.attention import rotary_modules, rotary_switch
 from hf_specdec.compat.fingerprint import fingerprint
-from hf_specdec.compat.rotary import rotary_modules, rotary_switch
 from hf_specdec.engine.model_state import state_of
 from tests.helpers.heads import random_head
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
