@@ -14,7 +14,7 @@ from hf_specdec.kernels.masks import additive, prepared
 MOST_QUERIES = 128  # of a row in fp32
 BLOCK = 128  # queries of a prompt at once
 SPAN = 1024  # tokens in whose multiples masks of blocks are kept
-LANES, WIDTH = 8, 16  # that keys and values are a multiple of
+LANES = 8  # that sizes of heads are a multiple of
 
 
 class CoreAttention:
@@ -58,7 +58,7 @@ class CoreAttention:
             query, key, value = (
                 _padded(query, LANES),
                 _without_gaps(_padded(key, LANES)),
-                _without_gaps(_padded(value, WIDTH)),
+                _without_gaps(_padded(value, LANES)),
             )
         fits = not hides_future and _fits(query, key, value, mask, packed)
         if bias is not None:
@@ -185,7 +185,7 @@ def _fits(
         and key.shape[3] == dim
         and value.shape[2] == num_keys
         and dim % LANES == 0
-        and value_dim % WIDTH == 0
+        and value_dim % LANES == 0
         and query.stride(3) == 1
         and key.stride()[2:] == (dim, 1)
         and value.stride(3) == 1

@@ -1,4 +1,4 @@
-/* Sums of weighted rows, for x86 with AVX2: 8 sums, 2 registers of a row and a weight. */
+/* Sums of weighted rows, for x86 with AVX2: 8 sums, 2 registers of a row and a weight; 1 of the last 8 numbers. */
 
 #include "halves.h"
 #include "tiles.h"
@@ -8,31 +8,39 @@
 
 enum { LANES = 8 }; /* floats of a register */
 
+/* Of so many rows and registers of each. */
+#define DEFINE_BLOCK(kind_, Value, load, rows_, registers_)                                                            \
+    AVX2 static inline void kind_##_block_##rows_##_##registers_(                                                      \
+        const float *weights, int64_t weight_space, const Value *values, int64_t value_space, int64_t count,           \
+        float *sums, int64_t sum_space, int64_t ahead) {                                                               \
+        __m256 block[rows_][registers_];                                                                               \
+        UNROLLED for (int r = 0; r < rows_; r++) UNROLLED for (int l = 0; l < registers_; l++) block[r][l] =           \
+            _mm256_loadu_ps(sums + r * sum_space + l * LANES);                                                         \
+        for (int64_t k = 0; k < count; k++, values += value_space) {                                                   \
+            _mm_prefetch((const char *)values + ahead, _MM_HINT_T0);                                                   \
+            __m256 row[registers_];                                                                                    \
+            UNROLLED for (int l = 0; l < registers_; l++) row[l] = load(values + l * LANES);                           \
+            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
+                __m256 weight = _mm256_broadcast_ss(weights + r * weight_space + k);                                   \
+                UNROLLED for (int l = 0; l < registers_; l++) block[r][l] =                                            \
+                    _mm256_fmadd_ps(weight, row[l], block[r][l]);                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        UNROLLED for (int r = 0; r < rows_; r++) UNROLLED for (int l = 0; l < registers_; l++)                         \
+            _mm256_storeu_ps(sums + r * sum_space + l * LANES, block[r][l]);                                           \
+    }
 #define DEFINE_MIX(kind_, Value, load, rows_)                                                                          \
+    DEFINE_BLOCK(kind_, Value, load, rows_, 1)                                                                         \
+    DEFINE_BLOCK(kind_, Value, load, rows_, 2)                                                                         \
     AVX2 static void kind_##_mix_##rows_(const float *weights, int64_t weight_space, const void *values,               \
                                          int64_t value_space, int64_t count, int64_t width, float *sums,               \
                                          int64_t sum_space, int64_t ahead) {                                           \
-        for (int64_t d = 0; d < width; d += MIX_WIDTH) {                                                               \
-            __m256 low[rows_], high[rows_];                                                                            \
-            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
-                low[r] = _mm256_loadu_ps(sums + r * sum_space + d);                                                    \
-                high[r] = _mm256_loadu_ps(sums + r * sum_space + d + LANES);                                           \
-            }                                                                                                          \
-            for (int64_t k = 0; k < count; k++) {                                                                      \
-                const Value *row = (const Value *)values + k * value_space + d;                                        \
-                _mm_prefetch((const char *)row + ahead, _MM_HINT_T0);                                                  \
-                __m256 first = load(row), second = load(row + LANES);                                                  \
-                UNROLLED for (int r = 0; r < rows_; r++) {                                                             \
-                    __m256 weight = _mm256_broadcast_ss(weights + r * weight_space + k);                               \
-                    low[r] = _mm256_fmadd_ps(weight, first, low[r]);                                                   \
-                    high[r] = _mm256_fmadd_ps(weight, second, high[r]);                                                \
-                }                                                                                                      \
-            }                                                                                                          \
-            UNROLLED for (int r = 0; r < rows_; r++) {                                                                 \
-                _mm256_storeu_ps(sums + r * sum_space + d, low[r]);                                                    \
-                _mm256_storeu_ps(sums + r * sum_space + d + LANES, high[r]);                                           \
-            }                                                                                                          \
-        }                                                                                                              \
+        const Value *row = values;                                                                                     \
+        int64_t d = 0;                                                                                                 \
+        for (; d + LANES < width; d += 2 * LANES)                                                                      \
+            kind_##_block_##rows_##_2(weights, weight_space, row + d, value_space, count, sums + d, sum_space, ahead); \
+        if (d < width)                                                                                                 \
+            kind_##_block_##rows_##_1(weights, weight_space, row + d, value_space, count, sums + d, sum_space, ahead); \
     }
 #define DEFINE_MIXES(kind_, Value, load)                                                                               \
     DEFINE_MIX(kind_, Value, load, 1) DEFINE_MIX(kind_, Value, load, 2)                                                \
