@@ -68,7 +68,7 @@ def test_half_precision_differs_by_rounding_only(family: str) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", OFFERED)
 def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None:
-    """Trees and chains in fp32; the reference is the model with the attention of its own."""
+    """Trees and chains in fp32; some batches decode plainly. The reference is the model with the attention of its own."""
     model = family_model(family)
     inputs = padded(PROMPT, rows=rows)
     with implementation(model, "eager"):
@@ -86,7 +86,8 @@ def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None
                 return_dict_in_generate=True,
             )
             assert output.sequences.tolist() == expected.tolist()
-            assert output.spec_stats.num_accepted_tokens > 0
+            is_plain = rows > 1 and output.spec_stats.plain_reason is not None
+            assert (output.spec_stats.num_accepted_tokens == 0) == is_plain
         assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
