@@ -73,7 +73,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (COMPILED, CHECKED, COMPILING, STATIC, CALL, FINGERPRINT),
         (
-            "forward/test_compiled_forward.py promise/models/test_model_switches.py",
+            "forward/test_compiled_forward.py promise/models/test_model_switches.py kernels/test_grouped.py",
             "promise/compiled/test_guards.py promise/compiled/test_steps.py",
         ),
     ),

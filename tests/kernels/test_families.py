@@ -68,7 +68,7 @@ def test_half_precision_differs_by_rounding_only(family: str) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("family", OFFERED)
 def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None:
-    """Trees and chains in fp32; some batches decode plainly. The reference is the model with the attention of its own."""
+    """In fp32; some batches decode plainly. The reference is the model with the attention of its own."""
     model = family_model(family)
     inputs = padded(PROMPT, rows=rows)
     with implementation(model, "eager"):
