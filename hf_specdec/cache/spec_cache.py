@@ -108,9 +108,12 @@ class SpecCache(Cache):
 
     @property
     def written_lengths(self) -> tuple[int, ...]:
-        """Columns of each row, those that are not committed too; empty before the first forward."""
-        layers = (layer for layer in self.layers if isinstance(layer, SpecLayer) and layer.is_initialized)
-        return next((layer.lengths for layer in layers), ())
+        """Columns of each row, those that are not committed too: committed ones where no layer has keys.
+
+        Empty before the first forward.
+        """
+        layers = [layer for layer in self.layers if isinstance(layer, SpecLayer)]
+        return next((layer.lengths for layer in layers if layer.is_initialized), () if layers else self.lengths)
 
     def append(self, layers: Sequence[int], tokens: int, packed: PackedRows | None) -> None:
         """Have columns of `layers` for the tokens of a forward that writes them itself, where `places` says.
@@ -118,6 +121,8 @@ class SpecCache(Cache):
         Args:
             tokens: of each row; of all rows where they are packed.
         """
+        if not layers:
+            return
         first = self.layers[layers[0]]
         lengths, new = first.lengths, tokens if packed is None else packed.width
         longer, longest = tuple([length + new for length in lengths]), first.length + new

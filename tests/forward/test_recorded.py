@@ -280,9 +280,9 @@ def test_a_class_that_prepares_its_inputs_itself_is_replayed() -> None:
     assert output.spec_stats.num_replayed > 0, output.spec_stats.record_reason
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("name", ["lfm2", "mamba2", "qwen3_5"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_hybrids_go_on_from_their_states_between_replayed_parts(name: str, dtype: torch.dtype) -> None:
+def test_layers_go_on_from_their_states_between_replayed_parts(name: str, dtype: torch.dtype) -> None:
     ids = torch.tensor([[5, 6, 7, 8] * 4])
     for options in ({}, {"do_sample": True, "temperature": 0.8}):
         model = hf_specdec.enable(copy.deepcopy(varied(name, "causal")).to(dtype))
