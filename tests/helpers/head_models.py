@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from hf_specdec.methods.common.head_files import write_head
-from hf_specdec.methods.common.head_shape import layer_values
+from hf_specdec.methods.common.layer_head import layer_values
 from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
 from hf_specdec.methods.dflash.network import DFlashHead
 

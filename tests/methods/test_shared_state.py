@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngrams import NgramPool
 from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
 
 # What is shared, a change of it, and what is seen of it.

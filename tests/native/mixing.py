@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from hf_specdec.methods.auto.adaptive_weights import (
+from hf_specdec.methods.auto.recycled_logits import MAX_KEY
+from hf_specdec.methods.auto.search import Said
+from hf_specdec.methods.auto.spec_memory import (
     MAX_EXPECTED,
     MOST,
     NUM_BINS,
@@ -11,8 +13,6 @@ from hf_specdec.methods.auto.adaptive_weights import (
     WIDTH,
     AdaptiveWeights,
 )
-from hf_specdec.methods.auto.recycled_logits import MAX_KEY
-from hf_specdec.methods.auto.search import Said
 
 __all__ = [
     "LONGEST_STEP",

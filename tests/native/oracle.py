@@ -16,9 +16,6 @@ from typing import NamedTuple
 
 from hf_specdec.common.observer import SourceVote
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
-from hf_specdec.methods.auto.adaptive_weights import (
-    MOST,
-)
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
 from hf_specdec.methods.auto.search import (
     COMMON,
@@ -31,8 +28,10 @@ from hf_specdec.methods.auto.search import (
     Said,
     Sources,
 )
-from hf_specdec.methods.common.ngram.index import NgramIndex
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.auto.spec_memory import (
+    MOST,
+)
+from hf_specdec.methods.common.ngrams import NgramIndex, NgramPool
 from hf_specdec.methods.common.node_logits import Array
 from tests.native.mixing import (
     Noise,

@@ -24,7 +24,7 @@ from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.auto.recycled_logits import NUM_KEPT, RecycledLogits
 from hf_specdec.methods.auto.search import Likeliest, Search, Sources
 from hf_specdec.methods.common import node_logits
-from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngrams import NgramIndex
 from hf_specdec.methods.common.node_logits import NodeLogits, read_logits
 from tests.helpers.drafts import TableScorer, drafted_by, learned, random_table
 from tests.native import recycled

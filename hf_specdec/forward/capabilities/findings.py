@@ -17,8 +17,8 @@ from hf_specdec.forward.capabilities.probe import Capability, probe, rounds_alik
 from hf_specdec.forward.capabilities.probe_rows import probe_rows
 from hf_specdec.forward.capabilities.reference import module_tensors
 from hf_specdec.kernels import cpu
+from hf_specdec.kernels.cpu_kernels import reason_for_width
 from hf_specdec.kernels.layers import Attended, counted
-from hf_specdec.kernels.width import reason_for_width
 
 Finding = TypeVar("Finding")
 MOST_KEPT = 8  # adapters and attention implementations that a model changes between

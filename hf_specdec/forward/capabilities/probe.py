@@ -20,7 +20,7 @@ from hf_specdec.compat.generation import fresh_cache
 from hf_specdec.compat.models import counts_padding_out, rounds_tokens_together
 from hf_specdec.compat.state_layers import limits_time_steps, places_trees
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
+from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, Tolerance, sentence, tolerance_of, tried
 from hf_specdec.forward.capabilities.reference import (
     Reference,
     arguments,
@@ -29,7 +29,6 @@ from hf_specdec.forward.capabilities.reference import (
     reference,
     tokens_of,
 )
-from hf_specdec.forward.capabilities.tolerance import Tolerance, tolerance_of
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks

@@ -11,9 +11,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import readable_padding, text_config
-from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tried
+from hf_specdec.forward.capabilities.attempts import REFUSALS, sentence, tolerance_of, tried
 from hf_specdec.forward.capabilities.reference import Reference, arguments, encoded, reference, tokens_of
-from hf_specdec.forward.capabilities.tolerance import tolerance_of
 from hf_specdec.forward.forward_arguments import rows_of
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.token_buffer import TokenBuffer

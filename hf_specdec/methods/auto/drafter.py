@@ -18,7 +18,7 @@ from hf_specdec.methods.auto.search import Likeliest, NoiseRow, Search, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult
-from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngrams import NgramIndex
 from hf_specdec.methods.common.node_logits import Array, NodeLogits
 from hf_specdec.methods.common.sampling import LogitsProcessorFn
 

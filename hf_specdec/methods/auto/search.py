@@ -19,7 +19,7 @@ from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.kernels import native
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngrams import NgramIndex
 
 NoiseRow = npt.NDArray[Any]  # (vocab_size,) fp32 of one draw, see `methods/common/sampling.py`
 Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says, by its place

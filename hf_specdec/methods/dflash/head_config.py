@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draft_head import AttentionSpan
-from hf_specdec.methods.common.head_shape import MOST_DRAFT_TOKENS, REMEDY, HeadShape, sizes_of
+from hf_specdec.methods.common.layer_head import MOST_DRAFT_TOKENS, REMEDY, HeadShape, sizes_of
 
 SLIDING = "sliding_attention"
 # fields of networks that compute something else: the value with which nothing else is computed

@@ -15,8 +15,7 @@ from hf_specdec.compat.decoder_layers import attend, rotated
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.draft_head import BlockHead
 from hf_specdec.methods.common.head_files import HeadFiles, read_tensors
-from hf_specdec.methods.common.head_shape import REMEDY
-from hf_specdec.methods.common.layer_head import LayerHead
+from hf_specdec.methods.common.layer_head import REMEDY, LayerHead
 from hf_specdec.methods.dflash.head_config import SLIDING, DFlashHeadConfig
 
 MASK_EMBEDDING = "mask_embedding.pt"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.methods.common.head_shape import MOST_DRAFT_TOKENS, HeadShape, layer_values, sizes_of
+from hf_specdec.methods.common.layer_head import MOST_DRAFT_TOKENS, HeadShape, layer_values, sizes_of
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NOT_OF_LAYERS = {"architectures", "model_type", "draft_vocab_size", "target_hidden_size", "eagle_config", "auto_map"}

@@ -14,8 +14,7 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.lookahead.config import LookaheadConfig
-from hf_specdec.methods.lookahead.pool import TailPool
-from hf_specdec.methods.lookahead.window import JacobiWindow
+from hf_specdec.methods.lookahead.window import JacobiWindow, TailPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.drafter import TOKEN_COST, BaseDrafter, DraftRequest, DraftResult
-from hf_specdec.methods.common.ngram.index import NgramIndex
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngrams import NgramIndex, NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 
 MOST_PLACES = 8  # occurrences of an n-gram looked at

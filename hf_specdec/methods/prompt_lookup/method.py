@@ -2,7 +2,7 @@
 
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, Method, Source
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngrams import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hf_specdec.methods.auto.adaptive_weights import MOST, AdaptiveWeights
+from hf_specdec.methods.auto.spec_memory import MOST, AdaptiveWeights
 from tests.native.mixing import corrected, learn_outcomes
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hf_specdec.methods.auto.adaptive_weights import WIDTH, AdaptiveWeights
 from hf_specdec.methods.auto.search import Said
+from hf_specdec.methods.auto.spec_memory import WIDTH, AdaptiveWeights
 from tests.native.mixing import LONGEST_STEP, RATE, learn_weights, softmax, weighted_sums, weights_of
 
 START = (-2.0, 0.0, 0.0)

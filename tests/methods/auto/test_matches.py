@@ -5,8 +5,7 @@ import torch
 
 from hf_specdec.methods.auto.search import Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.common.ngram.index import NgramIndex
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngrams import NgramIndex, NgramPool
 from tests.native.oracle import PythonSearch, _Node
 
 Places = list[tuple[int, int]]  # place, matching tokens in front of it

@@ -8,7 +8,7 @@ from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.methods.auto.recycled_logits import Entry, log_odds
 from hf_specdec.methods.auto.search import MOST_TRUST, Search, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
-from hf_specdec.methods.common.ngram.index import NgramIndex
+from hf_specdec.methods.common.ngrams import NgramIndex
 from tests.native.recycled import put
 
 LIKELY: Entry = ((30, 31), (12.0, 5.0))

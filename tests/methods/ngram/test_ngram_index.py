@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from hf_specdec.methods.common.ngram.index import NgramIndex, TopCounts
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngrams import NgramIndex, NgramPool, TopCounts
 
 
 def scanned_places(text: list[int], ngram: list[int], limit: int) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.kernels import native
-from hf_specdec.methods.common.ngram.pool import NgramPool
+from hf_specdec.methods.common.ngrams import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from tests.helpers.drafts import drafted_by, learned

@@ -1,1 +1,0 @@
-"""The index and the pool of n-grams that several methods share."""
