@@ -62,7 +62,7 @@ def test_states_come_back_as_plain_generation_leaves_them(name: str, rows: int) 
     expected = plain(model, **inputs(model, rows=rows), **CALL)
     draft = DRAFTS["oracle"](expected.sequences[0].tolist()) if rows == 1 else {"spec_method": "prompt_lookup"}
     output = model.generate(**inputs(model, rows=rows), **CALL, **draft)
-    of_copied = "plain" if name == "rwkv" and rows > 1 else "chain"  # RWKV's states cannot leave padding out
+    of_copied = "plain" if rows > 1 else "chain"
     assert output.spec_stats.tier == ("tree" if name in RECORDED else of_copied)
     assert output.sequences.tolist() == expected.sequences.tolist()
     assert rows > 1 or output.spec_stats.num_accepted_tokens > 0
