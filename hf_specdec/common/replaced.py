@@ -57,7 +57,7 @@ class Here(threading.local):
         depth (`int`): open blocks whose layers the compiled core may compute.
         attends (`bool`): whether attention takes the faster ways.
         has_core (`bool`): whether the core is one of them.
-        counting: counts who computes attention, as of `kernels.own_forward.counted`.
+        counting: counts who computes attention, as of `kernels.layers.counted`.
         packed: `PackedRows` of the queries.
         recorded: the cache that records states of layers.
         recorder (`Recorder | None`): takes notes of the forward.
