@@ -155,7 +155,7 @@ def test_a_bound_below_one_or_beyond_memory_is_an_error(bounds: Any) -> None:
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error:
         SpecMemory(10, 20).save(tmp_path / "missing" / "memory")
-    assert error.value.filename == str(tmp_path / "missing")
+    assert error.value.filename.startswith(str(tmp_path / "missing"))
 
 
 def test_threads_share_a_memory_while_it_is_saved(tmp_path: Path) -> None:
