@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.call.request import Request, prompt_length
-from hf_specdec.call.rules.model import OWN_LOOP
+from hf_specdec.call.rules import OWN_LOOP
 from hf_specdec.common.replaced import Replacement, here, replaced
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.generation import ModelOutput

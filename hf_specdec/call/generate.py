@@ -17,12 +17,18 @@ from hf_specdec.call.arguments import (
     read_prompt_request,
     read_request,
 )
+from hf_specdec.call.checks import (
+    LENGTHS,
+    check_draft,
+    check_no_choice,
+    check_prompt,
+    check_settings,
+    check_taken,
+)
 from hf_specdec.call.custom_generate import CustomGenerate
 from hf_specdec.call.plain_kernels import plain_kernels
 from hf_specdec.call.plan import PLAIN_PLAN, drafting_of, plan_call, plan_request
 from hf_specdec.call.request import NO_METHOD, Request, prompt_length
-from hf_specdec.call.rules.arguments import LENGTHS, check_no_choice, check_prompt, check_settings, check_taken
-from hf_specdec.call.rules.model import check_draft
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.caches import CACHE, STATIC_NAMES
 from hf_specdec.compat.devices import device_mesh, input_device

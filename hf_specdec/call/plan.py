@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from hf_specdec.call.checks import CHECKS, REQUEST_CHECKS
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules import CALL_RULES, CHECKED_RULES, CHECKS, MODEL_RULES, REQUEST_CHECKS, Rule
+from hf_specdec.call.rules import CALL_RULES, CHECKED_RULES, MODEL_RULES, Rule
 from hf_specdec.common.stats import CallPlan
 from hf_specdec.compat.attention import takes_tensor_masks
 from hf_specdec.engine.draft_pairing import draft_runner_of, logits_processor_of

@@ -8,7 +8,7 @@ from transformers import JambaForCausalLM, StaticCache
 
 import hf_specdec
 from hf_specdec.cache.recurrent_state import contents
-from hf_specdec.call.rules import inputs as input_rules
+from hf_specdec.call import rules as input_rules
 from hf_specdec.compat import state_layers
 from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, plain

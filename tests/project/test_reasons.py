@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hf_specdec"
-RULES = [path for path in (PACKAGE / "call" / "rules").glob("*.py") if path.stem in ("inputs", "model")]
+RULES = PACKAGE / "call" / "rules.py"
+OF_MANY = {"alone", "one_by_one"}  # which say why prompts do not share a batch
 OTHERS = {  # by name in the file
     PACKAGE / "engine" / "static_shapes.py": {"reason_against_buffers", "HIDDEN_LENGTH"},
 }
@@ -27,11 +28,11 @@ def text_of(node: ast.AST) -> str | None:
 def reasons() -> list[str]:
     """Texts that the rules return, and their constants."""
     result = []
-    for file, names in {**dict.fromkeys(RULES), **OTHERS}.items():
+    for file, names in {RULES: None, **OTHERS}.items():
         for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
                 result += [text_of(node.value)] if names is None or target.id in names else []
-            if isinstance(node, ast.FunctionDef) and (names is None or node.name in names):
+            if isinstance(node, ast.FunctionDef) and node.name not in OF_MANY and (not names or node.name in names):
                 returned = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value]
                 either = [
                     value for item in returned for value in ([item.body] if isinstance(item, ast.IfExp) else [item])

@@ -20,8 +20,8 @@ from hf_specdec.api.many_prompts.prompt_inputs import (
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import AUTO
+from hf_specdec.call.checks import check_settings
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules.arguments import check_settings
 from hf_specdec.common.progress import with_bar
 from hf_specdec.compat.models import generation_model
 from hf_specdec.engine.shared_processes import agreed_seed

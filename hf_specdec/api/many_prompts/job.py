@@ -19,11 +19,11 @@ from hf_specdec.call.arguments import (
     read_prompt_request,
     with_method,
 )
+from hf_specdec.call.checks import check_taken
 from hf_specdec.call.generate import digests, log_notes, prepared_request
 from hf_specdec.call.plan import drafting_of, plan_row
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules.arguments import check_taken
-from hf_specdec.call.rules.many import alone, one_by_one
+from hf_specdec.call.rules import alone, one_by_one
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import generation_model

@@ -12,8 +12,8 @@ import torch
 
 from hf_specdec.api.enable import enable
 from hf_specdec.call.arguments import AUTO
+from hf_specdec.call.checks import check_settings
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules.arguments import check_settings
 from hf_specdec.compat.models import generation_model
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import PerRow

@@ -10,7 +10,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import ModelOutput
 
 import hf_specdec
-from hf_specdec.call.rules.model import OWN_LOOP
+from hf_specdec.call.rules import OWN_LOOP
 from tests.helpers.support import PROMPT, plain, results_of
 from tests.helpers.zoo import DECODER
 

@@ -1,20 +1,35 @@
-"""Refusals of arguments that have no speculative form, before anything is prepared or computed."""
+"""Refusals of calls that have no speculative form: of arguments before anything is prepared, of prepared calls after.
+
+A check raises what is wrong with a call that asks for its method itself; a method by default then decodes plainly.
+"""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import (
+    PreTrainedModel,
+    QuantizedCache,
+    StaticCache,
+    StaticLayer,
+)
 
 from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
 from hf_specdec.call.request import Request
 from hf_specdec.compat.attention import position_limit
-from hf_specdec.compat.caches import STATIC_NAMES
+from hf_specdec.compat.caches import CACHE, STATIC_NAMES, is_users_own
+from hf_specdec.compat.generation import (
+    unbounded_layers,
+)
 from hf_specdec.compat.models import num_embeddings
-from hf_specdec.errors import ConfigError
+from hf_specdec.engine.head_pairing import check_head
+from hf_specdec.engine.static_shapes import longest_cache
+from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import DraftHead
+from hf_specdec.methods.registry import METHODS
 
+Check = Callable[[Request], None]
 CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 INSTEAD = {
@@ -161,3 +176,78 @@ def _is_whole(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_draft(request: Request, field: str = "assistant_model", hint: str = "") -> None:
+    """Raise where the method needs a draft model and the call brings none.
+
+    Args:
+        field: name of the draft model in the call.
+        hint: comes before the remedy where it is missing.
+
+    Raises:
+        ConfigError: `assistant_model` is missing.
+    """
+    method = request.method
+    if request.assistant_model is not None or not method.needs_assistant:
+        return
+    remedy = "Pass a smaller model of the same vocabulary."
+    if method.needs_draft_head:
+        remedy = "Pass hf_specdec.AutoDraftHead.from_pretrained(path) of a head for this model."
+    raise ConfigError(field, f'must be given with spec_method="{method.name}"', None, f"{hint}{remedy}")
+
+
+def chains_only(request: Request) -> None:
+    """Refuse a method that is of no use on a model that verifies chains only."""
+    if request.tier == "tree" or not request.method.needs_tree:
+        return
+    others = ", ".join(repr(name) for name, method in METHODS.items() if not method.needs_tree and name != "plain")
+    raise UnsupportedModelError(
+        f"spec_method={request.method.name!r} needs a model that verifies trees; {request.model_name} takes chains "
+        f"only: {request.probed.capability.reason}. Methods that work with it: {others}."
+    )
+
+
+def network(request: Request) -> None:
+    """Refuse a draft model or head that does not go with the target, and a prompt without text that it could read."""
+    if (drafts := request.network) is None:
+        return
+    is_head = isinstance(drafts, DraftHead)
+    if is_head:
+        check_head(request.model, drafts)
+    else:
+        request.draft  # noqa: B018 - the look-up checks that both models go together
+    if request.call.input_ids.shape[1] == 0:
+        rule = f"must be unset with a draft {'head' if is_head else 'model'}"
+        remedy = f"Pass input_ids, which the {'head' if is_head else 'draft'} reads too."
+        raise ConfigError("inputs_embeds", rule, "given", remedy)
+
+
+def check_passed_cache(request: Request) -> None:
+    """Refuse caches of the caller's that cannot be handed back as plain generation would leave them.
+
+    Raises:
+        ConfigError: the cache is offloaded or quantized, or a static one that is too short for the longest text.
+    """
+    cache = request.call.cache
+    if request.is_assisted or not is_users_own(cache):
+        return
+    inner = getattr(cache, "self_attention_cache", cache)
+    if getattr(inner, "offloading", False) or isinstance(inner, QuantizedCache):
+        kind = f"offloaded {type(inner).__name__}" if getattr(inner, "offloading", False) else type(inner).__name__
+        remedy = "Pass a DynamicCache or a StaticCache without offloading, or leave it out."
+        raise ConfigError(CACHE, "must be neither offloaded nor quantized with spec_method", kind, remedy)
+    if not isinstance(inner, StaticCache):
+        return
+    needed = longest_cache(request.call)
+    for layer, full in zip(inner.layers, unbounded_layers(inner, request.model), strict=True):
+        if isinstance(layer, StaticLayer) and layer.max_cache_len < min(full.max_cache_len, needed):
+            rule = f"must have a max_cache_len of at least {needed} for a text of that length with spec_method"
+            remedy = "Make a longer StaticCache, or lower max_new_tokens."
+            raise ConfigError(CACHE, rule, layer.max_cache_len, remedy)
+
+
+# What is refused before transformers prepares the call.
+REQUEST_CHECKS: tuple[Check, ...] = (passed_objects, check_draft, check_settings, check_taken, prompt)
+# What is refused of a call that no rule decodes plainly.
+CHECKS: tuple[Check, ...] = (chains_only, check_passed_cache, network)
