@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, DynamicLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer
+from transformers import Cache, DynamicCache, DynamicLayer, StaticLayer, StaticSlidingWindowLayer
 
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import Blocks, Moves, RowReserve, SpecLayer, WriteIndex
@@ -16,7 +16,6 @@ from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.caches import (
     ATTENTION_LAYERS,
     STATE_ATTENTION_LAYERS,
-    STATIC_LAYERS,
     DummyLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
@@ -51,10 +50,11 @@ class SpecCache(Cache):
     @staticmethod
     def takes(cache: Cache, *, records: bool = False) -> bool:
         """Returns whether `adopt` can take over a cache. A subclass may hold more than its layers show."""
-        recorded = (LinearAttentionLayer, *STATE_ATTENTION_LAYERS, *STATIC_LAYERS) if records else ()
+        recorded = (LinearAttentionLayer, *STATE_ATTENTION_LAYERS) if records else ()
         types = (DummyLayer, *ATTENTION_LAYERS, *recorded)
-        is_plain = type(cache) in (DynamicCache, StaticCache) and not cache.offloading
-        return is_plain and all(type(layer) in types for layer in cache.layers)
+        return (
+            type(cache) is DynamicCache and not cache.offloading and all(type(layer) in types for layer in cache.layers)
+        )
 
     @classmethod
     def adopt(
@@ -63,7 +63,7 @@ class SpecCache(Cache):
         """A cache with the same content and structure, or `None` where a layer is not plain attention.
 
         Args:
-            cache: a `DynamicCache`, or a `StaticCache` with states, empty or not; it is left as it is.
+            cache: a `DynamicCache`, empty or not; it is left as it is.
             reserve (`int`): tokens to allocate room for at once.
             left_out: layers that stay the cache's own, since they hold nothing of the text.
             records: whether forwards are recorded where layers have states.
@@ -81,14 +81,13 @@ class SpecCache(Cache):
                 continue
             settings: dict[str, Any] = {
                 "reserve": reserve,
-                "is_sliding": isinstance(layer, DynamicSlidingWindowLayer | StaticSlidingWindowLayer),
+                "is_sliding": isinstance(layer, DynamicSlidingWindowLayer),
                 "blocks": blocks,
             }
             has_states = type(layer) in STATE_ATTENTION_LAYERS
             spec = StateAttentionLayer.of(layer, **settings) if has_states else SpecLayer(**settings)
             if layer.is_initialized and (length := int(layer.get_seq_length())):
-                kept = slice(min(length, layer.max_cache_len) if isinstance(layer, StaticLayer) else None)
-                spec.load(layer.keys[:, :, kept], layer.values[:, :, kept], length)
+                spec.load(layer.keys, layer.values, length)
             layers.append(spec)
         return cls(layers, reserve=reserve)
 

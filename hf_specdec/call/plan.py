@@ -17,7 +17,6 @@ from hf_specdec.engine.head_pairing import head_runner_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import (
     compile_settings,
-    holds_states,
     reason_against_compiling,
     reason_against_head,
     shapes_of,
@@ -137,7 +136,7 @@ def _cache(request: Request) -> str:
 def _shapes(request: Request) -> dict[str, Any]:
     """Shapes of the forwards over a static cache, and whether they are compiled."""
     call = request.call
-    if not request.has_static_cache or holds_states(call.cache):
+    if not request.has_static_cache:
         return {}
     widths, capacity = shapes_of(call, 1 + request.budget + request.extra_columns)
     shapes: dict[str, Any] = {"widths": widths, "capacity": capacity}

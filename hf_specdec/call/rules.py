@@ -35,7 +35,7 @@ from hf_specdec.compat.generation import (
 )
 from hf_specdec.compat.models import has_virtual_tokens, is_recurrent, reads_prompts
 from hf_specdec.engine.sampling.row_processors import is_declared, is_pure, sees_one_row
-from hf_specdec.engine.static_shapes import compile_settings, holds_states, reason_against_buffers
+from hf_specdec.engine.static_shapes import reason_against_buffers
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -165,12 +165,7 @@ def static_cache(request: Request) -> str | None:
         return None
     if attends_to_images(request.model.config):
         return "its static cache holds an image's keys and values among the text's"
-    cache = request.call.cache
-    if request.tier != "tree" or not holds_states(cache):
-        return reason_against_buffers(request.model, request.tier, cache)
-    if compile_settings(request.call) is None:
-        return None
-    return "plain generation compiles its forwards over a static cache, and no compiled one records states"
+    return reason_against_buffers(request.model, request.tier, request.call.cache)
 
 
 def padded_text(request: Request) -> str | None:

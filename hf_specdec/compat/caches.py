@@ -18,23 +18,16 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionAndStaticFullAttentionLayer,
-    LinearAttentionAndStaticSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
-    StaticLayer,
-    StaticSlidingWindowLayer,
 )
 from transformers.cache_utils import DummyLayer as DummyLayer
 from transformers.cache_utils import DynamicSlidingWindowLayer as DynamicSlidingWindowLayer
 from transformers.cache_utils import LinearAttentionLayer as LinearAttentionLayer
 
 ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-STATIC_LAYERS = (StaticLayer, StaticSlidingWindowLayer)
 STATE_ATTENTION_LAYERS = (  # which attend and have states
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionAndStaticFullAttentionLayer,
-    LinearAttentionAndStaticSlidingWindowAttentionLayer,
 )
 
 OLD_NAMES = ("past_key_values", "cache_params")  # before transformers 5.24; `generate` takes them under both

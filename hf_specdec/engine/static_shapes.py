@@ -14,7 +14,7 @@ from hf_specdec.common.stats import CallPlan
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import compiling
 from hf_specdec.compat.attention import rotary_modules, rotary_switch
-from hf_specdec.compat.caches import CACHE, DummyLayer, LinearAttentionLayer
+from hf_specdec.compat.caches import CACHE, DummyLayer
 from hf_specdec.compat.devices import is_shared
 from hf_specdec.compat.fingerprint import hooks_of, is_library_code
 from hf_specdec.compat.models import is_compiled, takes_positions, text_config
@@ -46,11 +46,6 @@ def reason_against_buffers(model: PreTrainedModel, tier: str, cache: Any) -> str
     layer_types = (StaticLayer, StaticSlidingWindowLayer, DummyLayer)
     strange = [type(layer).__name__ for layer in cache.layers if type(layer) not in layer_types]
     return f"its static cache holds more than keys and values ({strange[0]})" if strange else None
-
-
-def holds_states(cache: Any) -> bool:
-    """True for a static cache with states of layers, which are recorded over a cache without fixed shapes."""
-    return any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
 
 
 def shapes_of(call: Call, width: int) -> tuple[tuple[int, ...], int]:

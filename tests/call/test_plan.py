@@ -40,6 +40,13 @@ TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "transformers",
         "rows of one batch each have a length",
     ),
+    "no states in a static cache": (
+        "lfm2",
+        {"cache_implementation": "static"},
+        "plain",
+        "transformers",
+        "its static cache holds more than keys and values",
+    ),
     "no scores of a batch": (
         "llama",
         {"inputs": BATCH, "return_dict_in_generate": True, "output_scores": True},

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import JambaForCausalLM, StaticCache
+from transformers import JambaForCausalLM
 
 import hf_specdec
 from hf_specdec.cache.recurrent_state import contents
-from hf_specdec.call import rules as input_rules
 from hf_specdec.compat import state_layers
 from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, plain
@@ -67,42 +66,6 @@ def test_states_come_back_as_plain_generation_leaves_them(name: str, rows: int) 
     assert output.sequences.tolist() == expected.sequences.tolist()
     assert rows > 1 or output.spec_stats.num_accepted_tokens > 0
     assert max(state_errors(output[CACHE], expected[CACHE])) < 1e-4
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.at_most(3)
-@pytest.mark.parametrize("name", ["falcon_h1", "jamba", "lfm2", "mamba2", "nemotron_h", "qwen3_next", "zamba2"])
-def test_static_caches_with_states_come_back_as_plain_generation_leaves_them(name: str) -> None:
-    """Two turns over a cache of the caller's, and a padded batch over one of generate's own."""
-    model = hf_specdec.enable(build(shrunk(name), "causal", 0.15))
-    caches = [StaticCache(model.config, max_cache_len=96) for _ in range(2)]
-    ids = inputs(model, rows=1)["input_ids"]
-    for _ in range(2):
-        expected = plain(model, ids, **CALL, **{CACHE: caches[0]})
-        draft = DRAFTS["oracle"](expected.sequences[0].tolist())
-        output = model.generate(ids, **CALL, **draft, **{CACHE: caches[1]})
-        assert output.spec_stats.plain_reason is None
-        assert output.spec_stats.num_accepted_tokens > 0
-        assert output.sequences.tolist() == expected.sequences.tolist()
-        assert output[CACHE] is caches[1]
-        assert max(state_errors(caches[1], caches[0])) < 1e-4
-        ids = torch.cat([output.sequences, ids[:, :5]], dim=1)
-    call = CALL | {"cache_implementation": "static"}
-    expected = plain(model, **inputs(model, rows=3), **call)
-    output = model.generate(**inputs(model, rows=3), **call, spec_method="prompt_lookup")
-    assert output.spec_stats.plain_reason is None
-    assert output.sequences.tolist() == expected.sequences.tolist()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_static_cache_with_states_is_left_to_plain_generation_where_that_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = hf_specdec.enable(build(shrunk("qwen3_next"), "causal", 0.15))
-    monkeypatch.setattr(input_rules, "compile_settings", lambda call: {})
-    call = CALL | {"cache_implementation": "static"}
-    output = model.generate(**inputs(model, rows=1), **call, spec_method="prompt_lookup")
-    assert "no compiled one records states" in output.spec_stats.plain_reason
 
 
 @pytest.mark.filterwarnings("ignore")
