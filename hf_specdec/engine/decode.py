@@ -102,6 +102,7 @@ def decode_speculatively(
         fixed=fixed_shapes(call, plan) if plan.widths else None,
         compiled=compiled_target(call) if plan.is_compiled else None,
         facts=call.facts,
+        is_undisturbed=call.is_undisturbed,
     )
     stats.method = stats.method or type(sequences[0].drafter).__name__
     loop = _Loop(_batch(call, plan, sequences, target, steps.network(draft_runner)), steps, streamer=call.streamer)

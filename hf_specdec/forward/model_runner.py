@@ -52,6 +52,7 @@ class ModelRunner:
         fixed: the shapes of all forwards after the prompt, where that cache is a static one.
         compiled: runs these forwards; `None` runs them as they are written.
         facts: of the model's structure.
+        is_undisturbed: as of `CallForwards`.
 
     Attributes:
         outputs: the model's output of the last forward.
@@ -77,6 +78,7 @@ class ModelRunner:
         fixed: FixedShapes | None = None,
         compiled: CompiledForward | None = None,
         facts: ModelFacts | None = None,
+        is_undisturbed: bool = False,
     ) -> None:
         facts = facts or ModelFacts()
         self.model, self.input_ids, self.generation_config = model, input_ids, generation_config
@@ -95,7 +97,14 @@ class ModelRunner:
         self._best: torch.Tensor | None = None  # what a compiled forward chose, `(batch, width)`
         self.kernels = CpuKernels(model, is_compiled=compiled is not None)
         is_recordable = compiled is None and fixed is None
-        self.forwards = CallForwards(model, facts, self._recorder, self.kernels, is_recordable=is_recordable)
+        self.forwards = CallForwards(
+            model,
+            facts,
+            self._recorder,
+            self.kernels,
+            is_recordable=is_recordable,
+            is_undisturbed=is_undisturbed,
+        )
         self.tier: Tier = tier if self.cache.takes_trees else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:

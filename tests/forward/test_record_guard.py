@@ -1,5 +1,6 @@
 """What is not recorded, and what drops a record: foreign code, and functions that a forward calls by name."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hf_specdec.forward.recorded import forwards
-from hf_specdec.forward.recorded.guard import foreign_part
+from hf_specdec.forward.recorded.guard import Guard, foreign_part
 from hf_specdec.kernels import cpu
 from tests.helpers.recorded import generated, model_of, unrecorded
 
@@ -77,3 +78,41 @@ def test_attention_that_is_registered_anew_is_seen() -> None:
         assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
     finally:
         transformers.AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
+@pytest.mark.parametrize("others", ["none", "criterion", "thread"])
+def test_a_model_is_looked_at_in_each_forward_where_other_code_may_run(
+    others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Guard] = []
+    is_same = Guard._is_same
+    monkeypatch.setattr(Guard, "_is_same", lambda guard: (looks.append(guard), is_same(guard))[1])
+    model, end = model_of(), threading.Event()
+    options = {"stopping_criteria": [lambda *_: torch.tensor([False])]} if others == "criterion" else {}
+    if others == "thread":
+        threading.Thread(target=end.wait, daemon=True).start()
+    try:
+        generated(model, "plain", **options)
+        looks.clear()
+        output = generated(model, "plain", **options)
+    finally:
+        end.set()
+    assert output.spec_stats.num_replayed > 2
+    assert len(looks) == (1 if others == "none" else output.spec_stats.num_forwards)
+
+
+def test_a_weight_that_a_criterion_replaces_is_seen() -> None:
+    def replacing(model: Any) -> Any:
+        def criterion(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            if ids.shape[1] == 30:
+                model.model.norm.weight.data = -model.model.norm.weight
+            return torch.tensor([False])
+
+        return criterion
+
+    first, second = model_of(), model_of()
+    generated(first, "plain")
+    output = generated(first, "plain", stopping_criteria=[replacing(first)], output_logits=True)
+    expected = unrecorded(second, "plain", stopping_criteria=[replacing(second)], output_logits=True)
+    assert output.spec_stats.num_replayed > 2
+    assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))

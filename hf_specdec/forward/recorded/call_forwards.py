@@ -22,6 +22,7 @@ class CallForwards:
         recorder: records states of layers that have some.
         kernels: compute layers and attention of forwards by the model's own code.
         is_recordable (`bool`): whether the model keeps keys, values and states in a cache of this package.
+        is_undisturbed (`bool`): whether no code of the caller's runs between the forwards: it might change the model.
 
     Attributes:
         num_replayed (`int`): forwards that the core has replayed.
@@ -36,9 +37,11 @@ class CallForwards:
         kernels: CpuKernels,
         *,
         is_recordable: bool,
+        is_undisturbed: bool = False,
     ) -> None:
         self._model, self._recorder, self._kernels = model, recorder, kernels
         self.num_replayed, self.is_usual = 0, True
+        self._call = object() if is_undisturbed else None
         self._recorded = facts.of(RecordedForwards, model) if is_recordable else None
         if self._recorded is not None:
             self._recorded.begin(model)
@@ -90,7 +93,7 @@ class CallForwards:
 
         if self._recorded is None or cache is None:
             return compute()
-        forward = self._recorded.forward(compute, self._model, inputs, cache, packed)
+        forward = self._recorded.forward(compute, self._model, inputs, cache, packed, self._call)
         self.num_replayed += forward.is_replayed
         self.is_usual = forward.is_usual
         return forward.outputs

@@ -1,5 +1,6 @@
 """A model's recorded forwards: when they are made, compared, replayed and dropped."""
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -122,11 +123,13 @@ class RecordedForwards:
         inputs: dict[str, Any],
         cache: SpecCache,
         packed: PackedRows | None,
+        call: object = None,
     ) -> Forward:
         """The model's outputs for `inputs`, by a record where there is one.
 
         Args:
             compute: the forward by the model's own code, with the kernels of the core.
+            call: as of `Guard.holds`.
         """
         is_used = self.reason is None and cpu.core is not None and cpu.is_usual()
         if not is_used or not self._lock.acquire(blocking=False):
@@ -134,10 +137,10 @@ class RecordedForwards:
         try:
             self._count += 1
             if self._count != LEAST_FOR_PAGES:
-                return self._forward(compute, model, inputs, cache, packed)
+                return self._forward(compute, model, inputs, cache, packed, call)
             self.huge_bytes = use_huge_pages(tensors_of_modules(model))
             logger.info("%d MB of weights lie in memory pages of 2 MB", self.huge_bytes >> 20)
-            return replace(self._forward(compute, model, inputs, cache, packed), is_usual=False)
+            return replace(self._forward(compute, model, inputs, cache, packed, call), is_usual=False)
         finally:
             self._lock.release()
 
@@ -148,6 +151,7 @@ class RecordedForwards:
         inputs: dict[str, Any],
         cache: SpecCache,
         packed: PackedRows | None,
+        call: object,
     ) -> Forward:
         tensors = tensors_of(inputs)
         masks = {path: tensor for path, tensor in tensors.items() if "mask" in path}
@@ -161,7 +165,7 @@ class RecordedForwards:
             return Forward(compute())
         if self._count < LEAST_FORWARDS or kind.count < LEAST_OF_KIND:
             return Forward(compute(), is_usual=not self._has_programs)
-        if self._guard is None or not self._guard.holds():
+        if self._guard is None or not self._guard.holds(call):
             self._drop(model)
             if self.reason is not None:
                 return Forward(compute())
@@ -274,10 +278,8 @@ def _reason_against(model: PreTrainedModel) -> str | None:
         return reason
     if (foreign := foreign_part(model)) is not None:
         return f"{foreign} is not torch's or transformers'"
-    if any(
-        type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu
-        for tensor in tensors_of_modules(model)
-    ):
+    plain = (torch.Tensor, torch.nn.Parameter)
+    if any(type(tensor) not in plain or not tensor.is_cpu for tensor in tensors_of_modules(model)):
         return "its weights are no plain tensors on the CPU"
     return None
 
@@ -341,10 +343,7 @@ def _is_same(outputs: Mapping[str, torch.Tensor], others: Mapping[str, torch.Ten
     if outputs.keys() != others.keys():
         return False
     for path, tensor in outputs.items():
-        other = others[path]
-        if tensor.dtype == torch.float32:
-            if not torch.allclose(tensor, other, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):
-                return False
-        elif not torch.equal(tensor, other):
+        is_near = functools.partial(torch.allclose, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
+        if not (is_near if tensor.dtype == torch.float32 else torch.equal)(tensor, others[path]):
             return False
     return True

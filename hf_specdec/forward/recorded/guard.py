@@ -1,6 +1,7 @@
 """Notices that a model is no longer the one whose forward was recorded."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -60,9 +61,20 @@ class Guard:
         self._values = tuple(value for value in chain.from_iterable(values) if not isinstance(value, Replacement))
         self._weights = tensors_of_modules(model)
         self._places = self._places_now()
+        self._call: object = None
+        self._held = False
 
-    def holds(self) -> bool:
-        """Returns whether the model is as it was."""
+    def holds(self, call: object = None) -> bool:
+        """Returns whether the model is as it was.
+
+        Args:
+            call: in which no code of the caller's runs: one look is enough while there is no other thread.
+        """
+        if call is None or call is not self._call or not _is_alone():
+            self._call, self._held = call, self._is_same()
+        return self._held
+
+    def _is_same(self) -> bool:
         # Forwards of this package come and go with each block.
         return (
             cpu.core.same_values(self._groups, self._values, Replacement)
@@ -75,6 +87,14 @@ class Guard:
         """Addresses, strides and sizes of the weights, from which their shapes follow."""
         readers = (torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel)
         return [tuple(map(reader, self._weights)) for reader in readers]
+
+
+def _is_alone() -> bool:
+    """Returns whether no other thread runs but that of progress bars."""
+    return all(
+        thread is threading.current_thread() or type(thread).__module__.startswith("tqdm.")
+        for thread in threading.enumerate()
+    )
 
 
 def _config_of(module: torch.nn.Module) -> PreTrainedConfig | None:
