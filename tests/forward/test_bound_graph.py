@@ -9,7 +9,7 @@ import torch
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_specdec.compat import compiling
-from hf_specdec.compat.bound_graph import attributes_of
+from hf_specdec.compat.compiling import attributes_of
 from tests.helpers.graphs import counting
 
 
