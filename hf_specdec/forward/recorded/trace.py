@@ -161,6 +161,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.arguments[path] = self.ref(tensor)
         for path, tensor in masks.items():
             self._add_moving(tensor, Mask(path))
+            if tensor.ndim != 4:  # the core's attention reads none
+                del self._moving[_place(tensor)]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
