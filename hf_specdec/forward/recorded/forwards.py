@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.replaced import replaced
-from hf_specdec.compat.modules import modules_of
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.forward.recorded.guard import Guard, foreign_part, tensors_of_modules
 from hf_specdec.forward.recorded.program import Constant, Program
@@ -280,8 +279,7 @@ def _reason_against(model: PreTrainedModel) -> str | None:
     if (foreign := foreign_part(model)) is not None:
         return f"{foreign} is not torch's or transformers'"
     plain = (torch.Tensor, torch.nn.Parameter)
-    is_offloaded = any(not isinstance(module._parameters, dict) for module in modules_of(model))  # noqa: SLF001
-    if is_offloaded or any(type(tensor) not in plain or not tensor.is_cpu for tensor in tensors_of_modules(model)):
+    if any(type(tensor) not in plain or not tensor.is_cpu for tensor in tensors_of_modules(model)):
         return "its weights are no plain tensors on the CPU"
     return None
 
@@ -316,8 +314,7 @@ def _plain(value: Any) -> Any:
 
 def _numbers_of(masks: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Attention's masks as the core reads them; none of those that hide nothing from the only token of each row."""
-    read = {path: mask for path, mask in masks.items() if mask.ndim == 4 and not _hides_nothing(mask)}
-    return {path: _in_fp32(mask) for path, mask in read.items()}
+    return {path: _in_fp32(mask) for path, mask in masks.items() if mask.ndim == 4 and not _hides_nothing(mask)}
 
 
 def _hides_nothing(mask: torch.Tensor) -> bool:

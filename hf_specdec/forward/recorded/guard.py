@@ -25,6 +25,8 @@ def foreign_part(model: torch.nn.Module) -> str | None:
             return type(module).__name__
         if (forward := vars(module).get("forward")) is not None and not _is_known(forward):
             return f"the forward of a {type(module).__name__}"
+        if not isinstance(module._parameters, dict):  # noqa: SLF001
+            return f"the table of weights of a {type(module).__name__}"
         for hook in _hooks_of(module):
             if not _is_known(hook):
                 return f"a hook on {type(module).__name__}"
