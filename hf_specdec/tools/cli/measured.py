@@ -11,11 +11,16 @@ from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.page import write_page
 from hf_specdec.tools.bench.prompts import Prompt
 from hf_specdec.tools.bench.records import Records
-from hf_specdec.tools.bench.rows import Row
+from hf_specdec.tools.bench.rows import TRANSFORMERS, Row
 from hf_specdec.tools.bench.run import BenchSettings, measure
 from hf_specdec.tools.bench.table import has_speeds, notes, show, speed_table, unequal_rows
 from hf_specdec.tools.cli.report import print_json, progress_bar, stdout_console
 from hf_specdec.tools.command_errors import INTERRUPTED, note
+
+HALVES = ("bfloat16", "float16")
+OTHER_KERNELS = "torch rounds {dtype} otherwise than this package's kernels, so that near ties fall otherwise in its texts."
+    "transformers' rows: torch's kernels round {dtype} otherwise, so near ties fall otherwise in their texts."
+)
 
 
 def measure_and_print(
@@ -61,6 +66,8 @@ def print_result(
         print_json({"header": header, "rows": [{"row": name, **fields} for name, fields in speeds.items()]})
     else:
         text = [*describe(header), "", show(table, stdout_console().width), "", *notes(records, **options)]
+        if header["dtype"] in HALVES and table.get("equal", {}).get(TRANSFORMERS, 1.0) < 1.0:
+            text.append(OTHER_KERNELS.format(dtype=header["dtype"]))
         typer.echo("\n".join(text))
     if page is not None:
         for path in write_page(page, header, records, **options):
