@@ -18,9 +18,7 @@ from hf_specdec.tools.cli.report import print_json, progress_bar, stdout_console
 from hf_specdec.tools.command_errors import INTERRUPTED, note
 
 HALVES = ("bfloat16", "float16")
-OTHER_KERNELS = "torch rounds {dtype} otherwise than this package's kernels, so that near ties fall otherwise in its texts."
-    "transformers' rows: torch's kernels round {dtype} otherwise, so near ties fall otherwise in their texts."
-)
+OTHER_KERNELS = "torch rounds {dtype} otherwise than this package's kernels: near ties fall otherwise in its texts."
 
 
 def measure_and_print(
