@@ -178,7 +178,7 @@ def padded_text(request: Request) -> str | None:
 
 def rows_in_step(model: PreTrainedModel, tier: Tier) -> str | None:
     """Reason why rows of one batch cannot each have a length of their own; `None` where they can."""
-    if has_own_input_preparation(model):
+    if has_own_input_preparation(model) and cache_drop_length(model) is None:
         return "its class prepares the inputs of each forward itself, for rows of one length"
     return None if tier == "tree" else "rows of one batch each have a length of their own, which only trees can have"
 

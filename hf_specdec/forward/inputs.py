@@ -17,6 +17,7 @@ from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.static_cache import StaticSpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, Sender, to_device
+from hf_specdec.compat.attention import cache_drop_length
 from hf_specdec.compat.caches import cache_name
 from hf_specdec.compat.generation import has_own_input_preparation
 from hf_specdec.compat.models import OF_PROMPTS, counts_image_positions, takes_positions
@@ -71,7 +72,7 @@ class StepInputs:
         self.attention_cache = getattr(self.cache, "self_attention_cache", self.cache)
         self.attends = takes_positions(model) or not has_states_alone(model)
         self.masks = TreeMasks(model)
-        self.asks_model = has_own_input_preparation(model)
+        self.asks_model = has_own_input_preparation(model) and cache_drop_length(model) is None
         ids = torch.cat([text.ids()[:, : num_cached + 1] for text in texts])
         self.template: dict[str, Any] = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         # A class may still call it otherwise in its forward than transformers does from 5.24 on.
