@@ -177,4 +177,4 @@ def test_a_decoder_mask_that_one_token_ignores_is_ignored(rows: int) -> None:
     full = model.generate(
         **call, decoder_attention_mask=torch.ones_like(ids), spec_method="prompt_lookup", return_dict_in_generate=True
     )
-    assert full.spec_stats.plain_reason is None
+    assert (full.spec_stats.plain_reason is None) == (rows == 1), "batches of chains decode plainly"

@@ -29,13 +29,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, static cache": ("llama", {"cache_implementation": "static"}),
     "gemma3, window": ("gemma3", {}),
     "t5": ("t5", {}),
-    "t5, batch of 3": ("t5", BATCH),
     "mamba2, kept state": ("mamba2", {}),
     "mamba2, sampled": ("mamba2", SAMPLED),
-    "mamba2, batch of 3": ("mamba2", BATCH),
 }
 
-LEARNT = ("llama", "llama, sampled", "llama, batch of 3", "llama, static cache", "mamba2, batch of 3")
+LEARNT = ("llama", "llama, sampled", "llama, batch of 3", "llama, static cache", "mamba2, sampled")
 
 
 def learned(model: Any) -> list[list[int]]:

@@ -114,7 +114,7 @@ def test_the_text_is_plains_after_a_change_of_the_structure(name: str, change: C
         assert model.generate(PROMPT, **CALL, **how).tolist() == expected
     output = model.generate(PROMPT, **CALL, **DRAFTS["oracle"](expected[0]), return_dict_in_generate=True)
     assert output.sequences.tolist() == expected
-    assert output.spec_stats.num_accepted_tokens > 0
+    assert (output.spec_stats.num_accepted_tokens > 0) == (change is not grow_rotary), "which decodes plainly"
 
 
 def test_a_longer_table_of_positions_is_made_use_of() -> None:

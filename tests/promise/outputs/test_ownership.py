@@ -36,9 +36,9 @@ def without_collector() -> Iterator[None]:
 
 
 def everything(model: Any) -> None:
-    """One call of every kind."""
-    draft = noisy_copy(model)
-    for name in METHODS:
+    """One call of every kind that the model's tier allows."""
+    draft, is_tree = noisy_copy(model), hf_specdec.capability(model).tier == "tree"
+    for name in [name for name in METHODS if is_tree or name != "lookahead"]:
         model.generate(PROMPT, **CALL, **method_of(name, draft))
         model.generate(PADDED, attention_mask=MASK, **CALL, **method_of(name, draft), return_dict_in_generate=True)
         list(hf_specdec.generate_many(model, PROMPT, **CALL, **method_of(name, draft)))
