@@ -83,6 +83,6 @@
       prepare(race);
     }
   };
-  new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+  new MutationObserver(look).observe(document.body, { childList: true, characterData: true, subtree: true });
   look();
 }
