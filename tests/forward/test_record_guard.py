@@ -91,6 +91,8 @@ def test_a_model_is_looked_at_in_each_forward_where_other_code_may_run(
     options = {"stopping_criteria": [lambda *_: torch.tensor([False])]} if others == "criterion" else {}
     if others == "thread":
         threading.Thread(target=end.wait, daemon=True).start()
+    else:  # than this one: other tests may leave some running
+        monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     try:
         generated(model, "plain", **options)
         looks.clear()
