@@ -122,7 +122,7 @@ def tolerance_of(model: PreTrainedModel, reference: Reference, read: Callable[[t
     It stays below what another prompt does to the logits, lest a forward that forgets the prompt pass for exact.
 
     Args:
-        known: the reference, computed token by token.
+        reference: computed token by token.
         read: computes a text of as many rows at once.
     """
     if _rounds_exactly(model):
