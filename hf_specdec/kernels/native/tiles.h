@@ -44,7 +44,7 @@ void widen(const uint16_t *halves, int kind, int64_t count, float *floats);
 typedef void Mix(const float *weights, int64_t weight_space, const void *values, int64_t value_space, int64_t count,
                  int64_t width, float *sums, int64_t sum_space, int64_t ahead);
 
-enum { MIX_WIDTH = 8 };                   /* widths are a multiple of it */
+enum { MIX_WIDTH = 8 };                 /* widths are a multiple of it */
 extern Mix *const mixes[][TILE_TOKENS]; /* by the kind of the values, and the number of tokens less one */
 
 #endif

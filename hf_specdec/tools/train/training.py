@@ -75,8 +75,8 @@ def train_head(
 ) -> HeadReport:
     """Train an EAGLE-3 head for `target` and save it to `out` in the speculators format.
 
-    After an interruption the same call goes on: with the texts in `out`/work/texts.jsonl, and from the last checkpoint
-    next to it. The folder `work` may be deleted afterwards.
+    The same call continues after an interruption, with the texts and from the last checkpoint in the folder `work` of
+    `out`, which may be deleted afterwards.
 
     Args:
         target (`PreTrainedModel`): the model to draft for; its weights stay as they are. It is enabled if it is not.
