@@ -58,7 +58,7 @@ class RollbackCache(Protocol):
         """Forget the `num_columns` written since the last commit, and their numbers, which may not be finite."""
 
     def close(self) -> None:
-        """Leave the caller's cache as plain generation would. Rows are equally long."""
+        """Leave the caller's cache as plain generation would; after an error as far as all rows have their texts."""
 
 
 def rollback_cache(
@@ -145,4 +145,6 @@ class _AttentionRollback:
         self.spec.clear_ahead(num_columns)
 
     def close(self) -> None:
-        self.spec.export(self.original)
+        # States cannot be cut to the shortest row, as keys can: then the caller's cache stays as it was before the call.
+        if not self.spec.states or len(set(self.spec.lengths)) == 1:
+            self.spec.export(self.original)

@@ -63,14 +63,14 @@ def test_a_conversation_of_several_rows_is_the_same_whoever_answers(
     assert_same_cache(kept, expected)
 
 
-@pytest.mark.at_most(1)
+@pytest.mark.each_value
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2", "qwen3_next"])
 def test_after_an_interrupt_the_rows_go_on_from_their_cache(
     pairs: Callable[[str], Any], family: str, method: str, at: int
 ) -> None:
-    """It holds the texts as far as all rows have them."""
+    """It holds the texts as far as all rows have them; one with states may be as it was before the call."""
     model, draft = pairs(family)
     expected = plain(model, PADDED, attention_mask=MASK, **OPTIONS | {"max_new_tokens": 16})
     kept, calls = tf.DynamicCache(config=model.config), iter(range(at))
@@ -88,8 +88,9 @@ def test_after_an_interrupt_the_rows_go_on_from_their_cache(
             **OPTIONS | {"max_new_tokens": 16},
             **method_of(method, draft),
         )
-    length = seq_length(kept) + 1
-    assert length > PADDED.shape[1]
+    is_empty = family in ("lfm2", "qwen3_next") and seq_length(kept) == 0
+    length = PADDED.shape[1] if is_empty else seq_length(kept) + 1
+    assert is_empty or length > PADDED.shape[1]
     mask = torch.cat([MASK, MASK.new_ones(3, length - MASK.shape[1])], dim=1)
     rest = {"max_new_tokens": expected.shape[1] - length, "do_sample": False}
     again = plain(model, expected[:, :length], attention_mask=mask, **{CACHE: kept}, **rest)
