@@ -145,6 +145,6 @@ class _AttentionRollback:
         self.spec.clear_ahead(num_columns)
 
     def close(self) -> None:
-        # States cannot be cut to the shortest row, as keys can: then the caller's cache stays as it was before the call.
+        # States cannot be cut to the shortest row, as keys can: the caller's cache stays as it was before the call.
         if not self.spec.states or len(set(self.spec.lengths)) == 1:
             self.spec.export(self.original)
