@@ -139,9 +139,8 @@ class StateLayer(LinearAttentionLayer):
         self.num_read: tuple[int, ...] = ()
         self.joined: torch.Tensor | None = None  # what the present convolution reads
         self._new: dict[int, torch.Tensor] = {}  # convolution inputs since the last commit, (batch, channels, C)
-        self._records: list[Record] = []
-        self._calls = 0
-        self._before: tuple[dict[int, torch.Tensor], list[Record]] = ({}, [])  # the present forward
+        self._record: Record | None = None
+        self._before: tuple[dict[int, torch.Tensor], Record | None] = ({}, None)  # the present forward
 
     @classmethod
     def of(cls, layer: LinearAttentionLayer, **kwargs: Any) -> "StateLayer":
@@ -168,13 +167,13 @@ class StateLayer(LinearAttentionLayer):
 
     def record(self, columns: Columns) -> None:
         """Record the next forward, of these columns."""
-        self.columns, self._before = columns, (self._new, self._records)
+        self.columns, self._before = columns, (self._new, self._record)
         self.restart()
 
     def restart(self) -> None:
         """Forget what the present forward has recorded, to compute it again."""
-        new, records = self._before
-        self._new, self._records, self._calls = dict(new), list(records), 0
+        new, self._record = self._before
+        self._new = dict(new)
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
         """The state's columns and those written since the last commit, `(batch, channels, size + C)`."""
@@ -206,24 +205,10 @@ class StateLayer(LinearAttentionLayer):
         kept: torch.Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
         return kept
 
-    def state_of_call(self, ndim: int) -> torch.Tensor:
-        """The state before all columns, of the present call of a recurrence with states of so many dimensions.
-
-        Some layers call it for each head, whose states lie in the second dimension (Zamba).
-        """
-        state: torch.Tensor | None = self.recurrent_states[0]
-        assert state is not None
-        return state if state.ndim == ndim else state[:, self._calls]
-
-    def extend(self, record: Callable[[Any], Record]) -> Any:
-        """Add what a call of the recurrence leaves of the new columns: `record(what earlier forwards have left)`."""
-        place = self._calls
-        self._calls += 1
-        if place == len(self._records):
-            self._records.append(record(None))
-        else:
-            self._records[place] = record(self._records[place])
-        return self._records[place]
+    def record_columns(self, make: Callable[[Any], Record]) -> Any:
+        """Add what the recurrence leaves of the new columns: `make(what earlier forwards have left)`."""
+        self._record = make(self._record)
+        return self._record
 
     def commit(self, kept: KeptColumns) -> None:
         """Make the states those after the kept columns."""
@@ -239,15 +224,10 @@ class StateLayer(LinearAttentionLayer):
                 places = kept.windows(size, full.device)[:, None].expand(-1, full.shape[1], -1)
                 state = full.gather(2, places)
             self.conv_states[index] = state
-        if self._records:
+        if self._record is not None:
             state = self.recurrent_states[0]
             assert state is not None
-            if len(self._records) == 1:
-                after = self._records[0].state_after(state, kept)
-            else:
-                heads = [record.state_after(state[:, head], kept) for head, record in enumerate(self._records)]
-                after = torch.stack(heads, dim=1)
-            self.recurrent_states[0] = after.to(state.dtype)
+            self.recurrent_states[0] = self._record.state_after(state, kept).to(state.dtype)
         self.forget()
 
     def _count(self, counts: Sequence[int]) -> None:
@@ -258,7 +238,7 @@ class StateLayer(LinearAttentionLayer):
     def forget(self) -> None:
         """Forget the columns written since the last commit, and record no more."""
         self.columns = self.joined = None
-        self._new, self._records = {}, []
+        self._new, self._record = {}, None
 
     def select_states(self, rows: torch.Tensor) -> None:
         """Keep only the rows with these indices, in this order."""

@@ -25,9 +25,9 @@ from hf_specdec.compat.modules import modules_of
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = ACT2FN
 CONVOLUTION = "causal_conv1d_fn"
 DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
-MAMBA_2, MAMBA = "mamba2_chunk_scan", "mamba_selective_scan"
+MAMBA_2 = "mamba2_chunk_scan"
 NO_LIMIT = (0.0, float("inf"))  # of a time step
-RECURRENCES = frozenset((*DELTA_RULES, MAMBA_2, MAMBA))
+RECURRENCES = frozenset((*DELTA_RULES, MAMBA_2))
 CACHE_METHODS = frozenset(("update_conv_state", "update_recurrent_state", "get_conv_state", "get_recurrent_state"))
 
 
@@ -53,11 +53,6 @@ def limits_time_steps(model: PreTrainedModel) -> bool:
     """True if layers of Mamba-2 limit their time steps, which transformers' do in forwards of several tokens alone."""
     limits = (vars(module).get("time_step_limit", NO_LIMIT) for module in modules_of(model))
     return any(tuple(limit) != NO_LIMIT for limit in limits)
-
-
-def forgets_states(model: PreTrainedModel) -> bool:
-    """True if the model's own forward of several tokens begins without the cached states, as Jamba's and Mamba's do."""
-    return any(MAMBA in _names(type(layer).forward) for layer in known_state_layers(model))
 
 
 def _is_known(module: torch.nn.Module) -> bool:

@@ -32,13 +32,12 @@ from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.tree_layout import TreeLayout
 from hf_specdec.kernels.layers import unseen
 from hf_specdec.kernels.products import alike_in
-from hf_specdec.kernels.recurrences import convolution, gated_delta_rule, selective_scan, state_space_duality
+from hf_specdec.kernels.recurrences import convolution, gated_delta_rule, state_space_duality
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     state_layers.CONVOLUTION: convolution,
     **dict.fromkeys(state_layers.DELTA_RULES, gated_delta_rule),
     state_layers.MAMBA_2: state_space_duality,
-    state_layers.MAMBA: selective_scan,
 }
 
 

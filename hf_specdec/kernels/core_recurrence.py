@@ -25,7 +25,7 @@ class CoreColumns:
     Attributes:
         query, key: `(batch, C, key_heads, key_dim)`, each of as many heads, one after the other.
         value: `(batch, C, heads, value_dim)`: the update; or what the state is to hold under the key, with `beta`.
-        decay: `(batch, C, heads, key_dim)`, or `(batch, C, heads, value_dim, key_dim)`.
+        decay: `(batch, C, heads, key_dim)`.
         beta: `(batch, C, heads, 1)`.
         key_first (`bool`): whether states are `(batch, heads, key_dim, value_dim)`, or transposed.
     """
@@ -78,7 +78,7 @@ class CoreColumns:
         given = [one.data_ptr() for one in (rows, self.query, self.key, self.value, self.decay)]
         cpu.core.recur(
             (state.data_ptr(), out, *given, 0 if self.beta is None else self.beta.data_ptr(), parents.ctypes.data),
-            (batch, heads, key_heads, count, value_dim, key_dim, key_dim * (self.decay.dim() == 5)),
+            (batch, heads, key_heads, count, value_dim, key_dim),
             threads,
             0 if threads == 1 else cpu.team(),
         )
@@ -101,11 +101,10 @@ def read_by_core(
         log_decay: logarithms of decays, of which a head may have one.
     """
     assert layer.columns is not None
-    decay = log_decay.exp()
-    decay = decay if decay.dim() == 5 else decay.expand(*value.shape[:3], key.shape[-1])
+    decay = log_decay.exp().expand(*value.shape[:3], key.shape[-1])
     query, key, value, decay = [one.contiguous() for one in (query, key, value, decay)]
     new = CoreColumns(query, key, value, decay, None if beta is None else beta.contiguous(), key_first)
     if key_first:
         layer.recurrent_states[0] = state = new.laid_out(state)
-    record: CoreColumns = layer.extend(new.after)
+    record: CoreColumns = layer.record_columns(new.after)
     return record.read(state, layer.columns.parents)[:, -value.shape[1] :]

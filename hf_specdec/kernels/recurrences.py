@@ -5,14 +5,13 @@ token gives along every path. What a state after a column is made of stays with 
 
 A head's state is a matrix S. Column i has a decay a_i, a key k_i and an update u_i: S_i = a_i S_parent + k_i u_iᵀ.
 On a CPU the core computes that, row by row of S, so that all columns' rows stay in the first cache. A column's numbers
-are the same bits whatever other columns there are. Mamba's channels are values, of which each has its own decays.
+are the same bits whatever other columns there are.
 
 Elsewhere S_i = c_i S + Σ_j (c_i / c_j) k_j u_jᵀ over the columns j on its path, c being the product of the decays on a
 path: Yang et al., Gated Delta Networks, arXiv:2412.06464, section 3.3, with ancestors in the place of all columns
-before. Mamba's state decays by channel and by dimension, which allows no such form: it is computed column by column.
+before.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +25,6 @@ from hf_specdec.kernels.core_recurrence import CoreColumns, read_by_core
 from hf_specdec.kernels.products import by_vectors
 
 EPS = 1e-6  # of the norm of queries and keys
-HEADS = 16  # of Mamba's channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +81,8 @@ def outer_products(
         log_decay: `(batch, Q, heads, 1 or key_dim)`.
         beta: `(batch, Q, heads, 1)`: how far the state moves there (the delta rule).
     """
-    columns, state = layer.columns, layer.state_of_call(4)
-    assert columns is not None
+    columns, state = layer.columns, layer.recurrent_states[0]
+    assert columns is not None and state is not None
     if CoreColumns.fits(state, key.shape[-1]):
         return read_by_core(layer, state, query, key, value, log_decay, beta, key_first=key_first)
     query, key = [tensor.repeat_interleave(value.shape[2] // key.shape[2], dim=2) for tensor in (query, key)]
@@ -119,7 +117,7 @@ def outer_products(
         read.append(output)
         return OuterProducts(keys, all_updates, decays, total, key_first)
 
-    layer.extend(extended)
+    layer.record_columns(extended)
     return read[0].transpose(1, 2)
 
 
@@ -207,87 +205,6 @@ def state_space_duality(
     if D is not None:
         output = output + states * D.float()[:, None]
     return output.to(hidden_states.dtype).contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnStates:
-    """The state after each of C columns, `(batch, C, ...)`."""
-
-    states: torch.Tensor
-
-    def state_after(self, state: torch.Tensor, kept: KeptColumns) -> torch.Tensor:
-        """The state after each row's kept columns."""
-        if kept.ends_chain is not None:
-            return self.states[:, kept.ends_chain].clone()
-        rows = torch.arange(len(state), device=state.device)
-        last = kept.last_index(state.device)
-        none = (last == 0).view(-1, *[1] * (state.ndim - 1))
-        return torch.where(none, state, self.states[rows, (last - 1).clamp(min=0)])
-
-
-def selective_scan(
-    layer: StateLayer,
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False,
-) -> torch.Tensor:
-    """Mamba.
-
-    Args:
-        hidden_states, dt, z: `(batch, channels, Q)`.
-        A: `(channels, state_size)`.
-        B, C: `(batch, state_size, Q)`.
-        D, delta_bias: `(channels,)`.
-    """
-    steps = _time_steps(dt.transpose(1, 2), delta_bias, delta_softplus)  # (batch, Q, channels)
-    states, B, C = [one.transpose(1, 2).float() for one in (hidden_states, B, C)]
-    read = _selected(layer, steps, states, A.float(), B, C)
-    if D is not None:
-        read = read + states * D.float()
-    output = read.transpose(1, 2)
-    if z is not None:
-        output = output * _rounded_alike(functional.silu, z, z)
-    return output.to(hidden_states.dtype)
-
-
-def _selected(
-    layer: StateLayer, steps: torch.Tensor, states: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
-) -> torch.Tensor:
-    """Reads Mamba's states after the columns, `(batch, Q, channels)`."""
-    columns, first = layer.columns, layer.state_of_call(3)
-    assert columns is not None
-    log_decay = steps[..., None] * A  # (batch, Q, channels, state_size)
-    if CoreColumns.fits(first, A.shape[-1]):
-        heads = math.gcd(steps.shape[2], HEADS)  # that threads share; each has its channels' decays
-        value = (steps * states).view(*steps.shape[:2], heads, -1)
-        log_decay = log_decay.view(*value.shape, -1)
-        query, key = C[:, :, None], B[:, :, None]
-        return read_by_core(layer, first, query, key, value, log_decay, None, key_first=False).flatten(2)
-    first, decays = first.float(), log_decay.exp()
-    inputs = (steps * states)[..., None] * B[:, :, None]
-
-    def extended(before: ColumnStates | None) -> ColumnStates:
-        old = [] if before is None else list(before.states.unbind(1))
-        found = old
-        for column, (decay, new) in enumerate(zip(decays.unbind(1), inputs.unbind(1), strict=True), len(old)):
-            parents = columns.parents[:, column]
-            if (parents == parents[0]).all():
-                parent = first if parents[0] < 0 else found[parents[0]]
-            else:
-                rows = enumerate(parents.tolist())
-                parent = torch.stack([(first if one < 0 else found[one])[row] for row, one in rows])
-            found.append(torch.addcmul(new, parent, decay))
-        return ColumnStates(torch.stack(found, dim=1))
-
-    after = layer.extend(extended).states[:, -steps.shape[1] :]
-    read: torch.Tensor = (after @ C[..., None]).squeeze(-1)
-    return read
 
 
 def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:

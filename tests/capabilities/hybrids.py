@@ -30,7 +30,7 @@ from tests.helpers.support import plain
 from tests.helpers.zoo_wide import VOCAB_SIZE, build, shrunk
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "hybrids.md"
-NAMES = "qwen3_next lfm2 nemotron_h falcon_h1 granitemoehybrid jamba mamba2 kimi_linear qwen3_5 zamba2".split()
+NAMES = "qwen3_next lfm2 nemotron_h falcon_h1 granitemoehybrid mamba2 kimi_linear qwen3_5 zamba2".split()
 NAMES += "bailing_hybrid minimax".split()
 WIDENED = re.compile(
     r"(moe_|shared_expert_|attention_)?(hidden_size|intermediate_size)|(mamba_)?d_ssm|\w*dt_rank|time_step_rank|"

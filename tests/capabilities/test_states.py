@@ -8,14 +8,13 @@ from transformers import JambaForCausalLM
 
 import hf_specdec
 from hf_specdec.cache.recurrent_state import contents
-from hf_specdec.compat import state_layers
 from hf_specdec.compat.caches import CACHE
 from tests.helpers.support import DRAFTS, plain
 from tests.helpers.zoo_wide import build, inputs, shrunk
 
 FORGETFUL = ["falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"]  # of the state, in several tokens
-RECORDED = "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lara_mini lfm2 lfm3".split()
-RECORDED += "mamba mamba2 nemotron_h olmo_hybrid qwen3_5 qwen3_next zamba zamba2".split()
+RECORDED = "bailing_hybrid bamba falcon_h1 granitemoehybrid kimi_linear lara_mini lfm2 lfm3".split()
+RECORDED += "mamba2 nemotron_h olmo_hybrid qwen3_5 qwen3_next zamba2".split()
 COPIED = ["minimax", "qwen4_exp", "rwkv", "xlstm", "zaya"]  # their functions have no replacement
 OUTPUTS = ("out_proj.weight", "linear_out.weight")  # of layers with states
 CALL: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
@@ -27,13 +26,6 @@ def state_errors(cache: Any, wanted: Any) -> list[float]:
     return [float((ours.float() - other.float()).norm() / (other.float().norm() + 1e-9)) for ours, other in pairs]
 
 
-@pytest.fixture
-def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forwards of several tokens are the model's own."""
-    monkeypatch.setattr(state_layers, "known_state_layers", lambda model: ())
-
-
-@pytest.mark.usefixtures("unrecorded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.at_most(3)
 @pytest.mark.parametrize("weight", [0.0, 0.003, 0.1])
@@ -76,7 +68,6 @@ def test_in_bf16_states_are_compared_by_what_rounding_does_to_them(name: str) ->
     assert hf_specdec.capability(model).tier == "tree"
 
 
-@pytest.mark.usefixtures("unrecorded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.at_most(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -90,7 +81,6 @@ def test_in_half_precision_a_forgotten_state_is_not_taken_for_rounding(seed: int
     assert hf_specdec.capability(model).tier == "plain"
 
 
-@pytest.mark.usefixtures("unrecorded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_forgotten_state_of_small_numbers_is_found(dtype: torch.dtype) -> None:

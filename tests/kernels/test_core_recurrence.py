@@ -17,7 +17,6 @@ KINDS = {  # sizes of a head's state, whether it moves by the delta rule, and th
     "duality": (48, 17, False, "head"),
     "delta rule": (32, 24, True, "head"),
     "by key": (24, 16, True, "key"),
-    "mamba": (8, 20, False, "value"),
 }
 
 
@@ -30,11 +29,10 @@ def test_recurrent_states_follow_from_their_path_alone(kind: str, seed: int) -> 
     key_dim, value_dim, has_delta, decays = KINDS[kind]
     batch, count, key_heads = draw(at, 1, 4), draw(at, 1, 65), draw(at, 1, 3)
     heads = key_heads * draw(at, 1, 4)
-    shape = {"head": (1,), "key": (key_dim,), "value": (value_dim, key_dim)}[decays]
     query, key = (torch.randn(batch, count, key_heads, key_dim, generator=at) for _ in range(2))
     value = torch.randn(batch, count, heads, value_dim, generator=at)
-    decay = torch.rand(batch, count, heads, *shape, generator=at)
-    decay = decay if decays == "value" else decay.expand(batch, count, heads, key_dim)
+    decay = torch.rand(batch, count, heads, key_dim if decays == "key" else 1, generator=at)
+    decay = decay.expand(batch, count, heads, key_dim)
     beta = torch.rand(batch, count, heads, 1, generator=at) if has_delta else None
     inputs = [query, key, value, decay.contiguous(), beta]
     state = torch.randn(batch, heads, *((key_dim, value_dim) if has_delta else (value_dim, key_dim)), generator=at)

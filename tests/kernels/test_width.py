@@ -31,7 +31,7 @@ OWN_PRODUCTS = ["falcon"]
 OTHERS = {
     "bloom": "torch computes baddbmm, bmm",
 }
-RECURRENT = ["falcon_h1", "kimi_linear", "mamba", "mamba2", "qwen3_5"]  # and rules of each kind
+RECURRENT = ["falcon_h1", "kimi_linear", "mamba2", "qwen3_5"]  # and rules of each kind
 # Model types with attention or products of another kind.
 WIDE = ["deepseek_v2", "granite_swa", "jetmoe", "minicpm3", "vaultgemma"]
 

@@ -11,7 +11,6 @@ typedef struct {
     const float *query, *key, *value, *decay, *beta; /* (batch, count, heads, ...); `beta` is NULL without a delta rule */
     const int64_t *parents; /* (batch, count): -1 for the state before all columns, below it for what is passed over */
     int64_t batch, heads, key_heads, count, value_dim, key_dim; /* the state is (batch, heads, value_dim, key_dim) */
-    int64_t decay_space; /* from one value's decays to the next one's, which may be the same */
     int64_t started, next;
 } Job;
 
@@ -27,13 +26,12 @@ AVX2 static void follow(const Job *job, int64_t unit, int64_t v, int64_t some, i
         int64_t key_place = (column * job->key_heads + h * job->key_heads / job->heads) * size;
         const float *before = parent < 0 ? state : rows + parent * some * size, *value = job->value + place * job->value_dim + v;
         const float *key = job->key + key_place, *decay = job->decay + place * size;
-        if (job->decay_space) decay = job->decay + (place * job->value_dim + v) * size;
         float *after = job->out == NULL && c == last ? state : rows + c * some * size;
         if (job->beta != NULL) {
             for (int64_t k = 0; k < size; k++) known[k] = decay[k] * key[k];
             tile(known, before, size, (const char *)before, 0, sums, 0);
         }
-        for (int64_t r = 0; r < some; r++, decay += job->decay_space) {
+        for (int64_t r = 0; r < some; r++) {
             float update = job->beta == NULL ? value[r] : (value[r] - sums[r]) * job->beta[place];
             for (int64_t k = 0; k < size; k++) after[r * size + k] = before[r * size + k] * decay[k] + update * key[k];
         }
@@ -61,9 +59,9 @@ static void work(void *argument) {
 PyObject *core_recur(PyObject *Py_UNUSED(module), PyObject *args) {
     Job job = {0};
     unsigned long long team, num_threads;
-    if (!PyArg_ParseTuple(args, "(KKKKKKKKK)(LLLLLLL)KK", &job.state, &job.out, &job.rows, &job.query, &job.key,
+    if (!PyArg_ParseTuple(args, "(KKKKKKKKK)(LLLLLL)KK", &job.state, &job.out, &job.rows, &job.query, &job.key,
                           &job.value, &job.decay, &job.beta, &job.parents, &job.batch, &job.heads, &job.key_heads,
-                          &job.count, &job.value_dim, &job.key_dim, &job.decay_space, &num_threads, &team))
+                          &job.count, &job.value_dim, &job.key_dim, &num_threads, &team))
         return NULL;
     if (job.key_dim > 0) job.tiles = tiles_for(FP32, job.key_dim);
     if (job.tiles == NULL || num_threads < 1 || (num_threads > 1 && team == 0)) {

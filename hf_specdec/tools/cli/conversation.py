@@ -11,7 +11,6 @@ from hf_specdec.api.many_prompts.prompt_inputs import chat_text
 from hf_specdec.compat.caches import CACHE, crop_to
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import max_positions, takes_cache
-from hf_specdec.compat.state_layers import forgets_states
 from hf_specdec.errors import ConfigError, SpecError, counted
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.cli.report import drafts_line
@@ -103,7 +102,7 @@ class Conversation:
         length = 0 if cache is None else cache.get_seq_length()
         same = [kept == new for kept, new in zip(self._token_ids[:length], token_ids[:-1], strict=False)]
         common = same.index(False) if False in same else len(same)
-        is_kept = common > 0 and capability(model).tier == "tree" and not forgets_states(model)
+        is_kept = common > 0 and capability(model).tier == "tree"
         if not is_kept or not (common == length or crop_to(cache, common)):
             cache, common = DynamicCache(config=model.config), 0
         self.num_reused = common
