@@ -11,7 +11,6 @@ from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.methods.common.translation import are_alike, check_tokenizers
-from hf_specdec.methods.registry import as_head
 
 
 def read_draft(
@@ -31,13 +30,14 @@ def read_draft(
         remedy = "Leave it out, or pass spec_method=None to have transformers draft with the model."
         raise ConfigError("engine", 'must be "loop" with an assistant_model', config.engine, remedy)
     network = generation_model(assistant)
-    if (head := as_head(network)) is not None:
-        _check_kind_of_head(method, head, assistant)
+    is_head = isinstance(network, DraftHead)
+    if is_head:
+        _check_kind_of_head(method, network, assistant)
     else:
         _check_draft_model(method, assistant, network)
     if (tokenizer := arguments.pop("assistant_tokenizer", None)) is None:
-        return network if head is None else head, None
-    if head is not None:
+        return network, None
+    if is_head:
         rule = "must be unset with a draft head, which drafts the target's tokens"
         raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, "Leave it out.")
     check_tokenizers(arguments.get("tokenizer"), tokenizer)

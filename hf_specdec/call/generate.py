@@ -48,7 +48,6 @@ from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.registry import as_head
 
 Generate = Callable[..., Any]
 
@@ -234,7 +233,7 @@ def _plainly(inner: Generate, request: Request, plan: CallPlan) -> Any:
     log_notes(request.model, plan)
     with plain_kernels(request.model):
         arguments = dict(request.arguments)
-        if as_head(arguments.get("assistant_model")) is not None:  # transformers drafts with none
+        if isinstance(arguments.get("assistant_model"), DraftHead):  # transformers drafts with none
             del arguments["assistant_model"]
         output = inner(**arguments)
     if isinstance(output, torch.Tensor) or not hasattr(output, "sequences"):

@@ -11,17 +11,11 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, cast
-
-from transformers import PreTrainedModel
+from typing import Any
 
 from hf_specdec import methods
-from hf_specdec.compat.attention import attention_implementation
 from hf_specdec.errors import ConfigError, unknown_name
-from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import HeadKind, Method, Source
-
-ATTRIBUTE = "_hf_specdec_head"  # of a transformers model: the head that it is
 
 _methods: dict[str, Method] = {}
 METHODS: Mapping[str, Method] = MappingProxyType(_methods)
@@ -75,23 +69,6 @@ def head_kinds() -> Iterator[HeadKind]:
 def head_kind_of(values: Mapping[str, Any]) -> HeadKind | None:
     """Get the kind of the draft head that a config.json describes; `None` where it describes none."""
     return next((kind for kind in head_kinds() if kind.is_config(values)), None)
-
-
-def as_head(assistant: object) -> DraftHead | None:
-    """Get the draft head that `assistant` is, one of ours or a transformers model; `None` of any other object."""
-    if isinstance(assistant, DraftHead):
-        return assistant
-    if not isinstance(assistant, PreTrainedModel):
-        return None
-    made_for = (assistant.dtype, assistant.device, attention_implementation(assistant.config))
-    kept = vars(assistant).get(ATTRIBUTE)
-    if kept is not None and kept[0] == made_for:
-        return cast("DraftHead", kept[1])
-    for kind in head_kinds():
-        if (head := kind.wrap(assistant)) is not None:
-            vars(assistant)[ATTRIBUTE] = made_for, head  # what was compiled for it serves later calls
-            return head
-    return None
 
 
 for _folder in pkgutil.iter_modules(methods.__path__, f"{methods.__name__}."):

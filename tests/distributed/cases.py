@@ -12,7 +12,7 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from tests.helpers.drafts import CheckedDrafter
 from tests.helpers.head_models import random_dflash
 from tests.helpers.heads import random_head
-from tests.helpers.mtp import random_mtp
+from tests.helpers.mtp import random_mtp_head
 from tests.helpers.support import MASK, PADDED, PROMPT
 
 __all__ = ["GRID", "HEADS", "ODD", "arguments", "seed_of"]
@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "static": {"spec_method": "prompt_lookup", "cache_implementation": "static"},
 }
 HEAD: dict[str, Any] = {"confidence_threshold": 0.0, "num_branches": 2, "draft_len": 3, "max_nodes": 6}
-HEADS: dict[str, Callable[[Any], Any]] = {"eagle3": random_head, "dflash": random_dflash, "mtp": random_mtp}
+HEADS: dict[str, Callable[[Any], Any]] = {"eagle3": random_head, "dflash": random_dflash, "mtp": random_mtp_head}
 METHODS |= {name: {"spec_method": name, "spec_config": HEAD} for name in HEADS}
 PLACES = {
     "draft_model": ("whole", "shared"),

@@ -17,7 +17,6 @@ from hf_specdec.forward.networks.head_base import HeadCall
 from hf_specdec.forward.networks.head_runner import HeadRunner
 from hf_specdec.forward.networks.head_stage import PAIR_STEP
 from hf_specdec.methods.common.draft_head import BlockHead
-from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import LendingCompiler, Recorder
 from tests.helpers.heads import CASES, Zoo
 from tests.helpers.zoo import VOCAB_SIZE
@@ -31,7 +30,7 @@ class Both:
 
     def __init__(self, zoo: Zoo, name: str, prompts: Sequence[Sequence[int]], compiled: Any = None) -> None:
         target = CASES[name].target(zoo)
-        head: Any = as_head(CASES[name].head(target))
+        head: Any = CASES[name].head(target)
         config = target.config.get_text_config()
         self.width, layers = config.hidden_size, head.layer_ids(config.num_hidden_layers)
         call = HeadCall(

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, Qwen3Config
 from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
 from hf_specdec.methods.eagle3.network import Eagle3Head
 from tests.helpers.head_models import HEADS, random_dflash, random_dflash_head
-from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp
+from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp_head
 from tests.helpers.support import MASK, PADDED, PROMPT
 
 
@@ -120,7 +120,7 @@ CASES: dict[str, HeadCase] = {
         f"eagle3, {name}": HeadCase("eagle3", _of_zoo("llama"), partial(random_head, **flags))
         for name, flags in EAGLE3.items()
     },
-    **{f"mtp, {name}": HeadCase("mtp", lambda _, name=name: build_target(name), random_mtp) for name in TARGETS},
+    **{f"mtp, {name}": HeadCase("mtp", lambda _, name=name: build_target(name), random_mtp_head) for name in TARGETS},
     **{f"dflash, {name}": HeadCase("dflash", _of_zoo(name), random_dflash) for name in ("llama", "gemma3", "qwen3")},
     **{
         f"dflash, a head of {kind}": HeadCase("dflash", _of_zoo("llama"), partial(random_dflash_head, kind=kind))

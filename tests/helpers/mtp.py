@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 import hf_specdec
+from hf_specdec.methods.mtp.network import MtpHead
 from tests.helpers.zoo import DECODER, LATENT, WINDOW
 
-__all__ = ["TARGETS", "build_target", "fitted_mtp", "random_mtp", "save_checkpoint"]
+__all__ = ["TARGETS", "build_target", "fitted_mtp", "random_mtp", "random_mtp_head", "save_checkpoint"]
 
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
@@ -69,6 +70,11 @@ def random_mtp(model: Any, *, seed: int = 4, scale: float = 0.12) -> MtpModel:
     mtp = MtpModel(model, model.config.get_text_config().num_mtp_layers)
     _vary(mtp.layers, scale=scale, seed=seed)
     return mtp.eval().requires_grad_(False)
+
+
+def random_mtp_head(model: Any) -> MtpHead:
+    """A head of `random_mtp`."""
+    return MtpHead(random_mtp(model))
 
 
 def fitted_mtp(model: Any, text: torch.Tensor, *, rounds: int | None = None, steps: int = 75) -> MtpModel:

@@ -12,6 +12,7 @@ import torch
 from transformers.modeling_layers import MtpModel
 
 import hf_specdec
+from hf_specdec.methods.mtp.network import MtpHead
 from tests.helpers.cover import wide_but
 from tests.helpers.heads import CACHES, CASES, FITTED, INPUTS, MODES, SHAPES, Zoo, always
 from tests.helpers.support import PROMPT, plain
@@ -88,11 +89,14 @@ def test_as_many_drafts_are_accepted_as_in_transformers_own_loop(
     target, prompt = fitted.case.target(zoo), PROMPT[:, : fitted.length]
     options: dict[str, Any] = {"max_new_tokens": fitted.num_tokens, "do_sample": False}
     expected = plain(target, prompt, **options)
-    head = fitted.fit(target, expected)
-    monkeypatch.setattr(MtpModel, "from_pretrained", lambda *args, **kwargs: head)  # the target came from no checkpoint
+    layers = fitted.fit(target, expected)
+    head = MtpHead(layers)
+    monkeypatch.setattr(
+        MtpModel, "from_pretrained", lambda *args, **kwargs: layers
+    )  # the target came from no checkpoint
     forwards = []
     handle = target.register_forward_hook(lambda *_: forwards.append(1))
-    theirs = plain(target, prompt, **options, **fitted.theirs(head))
+    theirs = plain(target, prompt, **options, **fitted.theirs(layers))
     handle.remove()
     assert torch.equal(theirs, expected)
     how = always(fitted.case.method, fitted.config)

@@ -95,18 +95,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadKind:
-    """Draft heads of one kind: how to recognise, load and wrap them.
+    """Draft heads of one kind: how to recognise and load them.
 
     Attributes:
         is_config: tells by the values of a config.json whether a folder holds such a head.
         load: `load(path, dtype=None, **hub)` reads a head from a folder or the hub.
-        wrap: makes a head of a transformers model that is one, and `None` of any other object.
         of_target: `of_target(target, path=None)` makes a head of the target's own checkpoint, or of that at `path`.
     """
 
     is_config: Callable[[Mapping[str, Any]], bool] = lambda values: False
     load: Callable[..., DraftHead] | None = None
-    wrap: Callable[[object], DraftHead | None] = lambda assistant: None
     of_target: Callable[..., DraftHead] | None = None
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from hf_specdec.methods.common.entry import HeadKind, Method, Source
 from hf_specdec.methods.draft_model.config import HeadConfig
 from hf_specdec.methods.draft_model.method import drafter_of
-from hf_specdec.methods.mtp.network import MtpHead, mtp_head_of
+from hf_specdec.methods.mtp.network import MtpHead
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,6 @@ METHOD = Method(
     summary="drafts with the multi-token prediction layers of the target's checkpoint",
     make=partial(drafter_of, "mtp"),
     takes_draft_head=True,
-    head=HeadKind(wrap=mtp_head_of, of_target=MtpHead.of_checkpoint),
+    head=HeadKind(of_target=MtpHead.of_checkpoint),
     sources=(Source("mtp", "MTP layers", "written by the model's own layers for several tokens"),),
 )

@@ -130,8 +130,3 @@ class MtpHead(PairHead):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """`(..., vocab_size)` of what a layer computed."""
         return shared_logits(self._mtp[0], states)
-
-
-def mtp_head_of(assistant: object) -> MtpHead | None:
-    """An `MtpModel` of transformers as a head; `None` for anything else."""
-    return MtpHead(assistant) if isinstance(assistant, MtpModel) else None

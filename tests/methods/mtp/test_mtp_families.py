@@ -10,7 +10,7 @@ import transformers as tf
 import hf_specdec
 from hf_specdec.errors import CheckpointError, UnsupportedModelError
 from tests.helpers.heads import SHAPES, always
-from tests.helpers.mtp import build_target, random_mtp
+from tests.helpers.mtp import build_target, random_mtp_head
 from tests.helpers.mtp_layouts import announcing
 from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import shrunk
@@ -22,7 +22,7 @@ def test_a_composite_model_drafts_with_layers_of_its_decoders_type() -> None:
     for shape in SHAPES.values():
         how = always("mtp", shape)
         options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "return_dict_in_generate": True}
-        ours = model.generate(PROMPT, assistant_model=random_mtp(model), **options, **how)
+        ours = model.generate(PROMPT, assistant_model=random_mtp_head(model), **options, **how)
         assert torch.equal(ours.sequences, expected)
         assert ours.spec_stats.num_draft_tokens > 0
         assert ours.spec_stats.plain_reason is None
@@ -70,4 +70,4 @@ def test_layers_with_convolutions_are_refused() -> None:
     config.num_mtp_layers = 1
     model = hf_specdec.enable(tf.InklingForCausalLM(config).eval())
     with pytest.raises(UnsupportedModelError, match="full or sliding attention .*some are hybrid"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=random_mtp(model))
+        model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=random_mtp_head(model))

@@ -15,7 +15,6 @@ from hf_specdec.compat import compiling
 from hf_specdec.compat.compiling import without_guards
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.static_shapes import forward_widths
-from hf_specdec.methods.registry import as_head
 from tests.helpers.graphs import Recorder, counting, on_cpu
 from tests.helpers.heads import CASES, INPUTS, MODES, SHAPES, Zoo, always, random_head
 from tests.helpers.support import PROMPT, plain
@@ -62,10 +61,9 @@ def test_texts_are_plain_generates_and_graphs_are_few(
         assert torch.equal(output.sequences, expected)
         assert output.spec_stats.num_draft_tokens > 0
         assert output.spec_stats.num_graphs == recorder.num_graphs == len(recorder.kinds)
-    result: Any = as_head(head)
-    (forward,) = state_of(result).compiled.values()
-    widths = forward_widths(getattr(result, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)), on_host=True)
-    assert 0 < forward.num_graphs <= 2 * getattr(result, "num_stages", 1)
+    (forward,) = state_of(head).compiled.values()
+    widths = forward_widths(getattr(head, "block_size", 1 + SHAPES[shape].get("max_nodes", 5)), on_host=True)
+    assert 0 < forward.num_graphs <= 2 * getattr(head, "num_stages", 1)
     assert {width for _, width, *_ in forward.shapes} <= set(widths)
 
 

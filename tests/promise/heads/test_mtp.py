@@ -43,7 +43,7 @@ def test_drafts_are_those_of_transformers_layers_over_the_whole_text(pair: tuple
         PROMPT,
         max_new_tokens=12,
         do_sample=False,
-        assistant_model=mtp,
+        assistant_model=MtpHead(mtp),
         spec_observer=steps.append,
         **always({"num_branches": 1, "draft_len": num_layers}),
     )
@@ -80,7 +80,7 @@ def test_the_last_layer_drafts_what_lies_beyond_the_layers() -> None:
             PROMPT,
             max_new_tokens=32,
             do_sample=False,
-            assistant_model=mtp,
+            assistant_model=MtpHead(mtp),
             return_dict_in_generate=True,
             **always({"draft_len": draft_len}),
         )
@@ -97,7 +97,7 @@ def test_every_token_is_fed_once_and_every_level_takes_one_forward_of_one_layer(
         layer.register_forward_pre_hook(lambda _, args, index=index: columns.append((index, args[0].shape[1])))
     steps: list[Any] = []
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "spec_observer": steps.append}
-    out = model.generate(PROMPT, assistant_model=mtp, **options, **always({"num_branches": 1, "draft_len": 3}))
+    out = model.generate(PROMPT, assistant_model=MtpHead(mtp), **options, **always({"num_branches": 1, "draft_len": 3}))
     of_layer = [[width for index, width in columns if index == layer] for layer in range(3)]
     for layer, widths in enumerate(of_layer):
         assert len(widths) <= len(steps) + 1  # and one token to find the shapes of the cache
@@ -113,7 +113,7 @@ def test_the_layers_are_read_from_the_targets_checkpoint(mellum: tuple[Any, MtpM
     steps: list[list[Any]] = [[], []]
     ours = model.generate(PROMPT, **options, spec_observer=steps[0].append, **always(SHAPES["chain"]))
     inputs = mellum[0].generate(
-        PROMPT, assistant_model=mellum[1], **options, spec_observer=steps[1].append, **always(SHAPES["chain"])
+        PROMPT, assistant_model=MtpHead(mellum[1]), **options, spec_observer=steps[1].append, **always(SHAPES["chain"])
     )
     assert torch.equal(ours.sequences, expected)
     assert torch.equal(inputs.sequences, expected)
@@ -147,8 +147,9 @@ def test_layers_of_another_model_and_other_heads_are_refused(mellum: tuple[Any, 
     with pytest.raises(ConfigError, match=r"hidden_size 48, but is 'a head for 64'"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=other)
     with pytest.raises(ConfigError, match=r'spec_method="mtp" for a head of this kind'):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=mtp)
+        model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=MtpHead(mtp))
     with pytest.raises(ConfigError, match=r'spec_method="eagle3" for a head of this kind'):
         model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=random_head(model))
-    with pytest.raises(ConfigError, match="must be a draft head"):
-        model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=model)
+    for no_head in (model, mtp):
+        with pytest.raises(ConfigError, match="must be a draft head"):
+            model.generate(PROMPT, max_new_tokens=4, spec_method="mtp", assistant_model=no_head)
