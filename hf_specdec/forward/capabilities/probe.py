@@ -1,4 +1,5 @@
-"""Tier of a model, found by trying: a few tokens as a tree, a rollback, then some in sequence.
+"""Tier of a model, found by trying: a few tokens as a tree, a rollback, then some in sequence; of one text, or of the
+rows of a batch, padded and of different lengths.
 
 Logits, and in the end all that the cache holds, are compared with a reference: the model as plain `generate` drives it,
 a prompt and then token by token. Never a list of model names.
@@ -6,6 +7,7 @@ a prompt and then token by token. Never a list of model names.
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,10 +19,10 @@ from hf_specdec.compat.attention import attention_implementation, has_table_with
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.generation import fresh_cache
-from hf_specdec.compat.models import counts_padding_out, rounds_tokens_together
+from hf_specdec.compat.models import counts_padding_out, readable_padding, rounds_tokens_together, text_config
 from hf_specdec.compat.state_layers import limits_time_steps, places_trees
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, Tolerance, sentence, tolerance_of, tried
+from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
 from hf_specdec.forward.capabilities.reference import (
     Reference,
     arguments,
@@ -28,12 +30,16 @@ from hf_specdec.forward.capabilities.reference import (
     module_tensors,
     reference,
     tokens_of,
+    tolerance_of,
 )
+from hf_specdec.forward.forward_arguments import rows_of
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.token_buffer import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 
 UNTRIED = "several tokens in one forward could not be tried"
+NUM_READ = 3  # tokens after a prompt that are computed; the others that follow are wrong ones
+PADDING = 3  # tokens in front of a second row
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
     try:
         if model.config.is_encoder_decoder:
             encoder_kwargs = encoder_kwargs or tried(lambda _: encoded(model))
-        sample = functools.cache(lambda attempt: _Sample(model, encoder_kwargs or {}, attempt))
+        sample = functools.cache(lambda attempt: _Sample(model, encoder_kwargs, attempt))
         if why_not_tree is None:
             try:
                 error = tried(lambda attempt: _try_tree(sample(attempt)))
@@ -103,6 +109,22 @@ def probe(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) 
 
 
 @torch.no_grad()
+def probe_rows(model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None = None) -> str | None:
+    """Reason not to verify several tokens of each row of a batch; `None` where each row is computed as it is alone.
+
+    Raises:
+        ProbeFailed: as of `probe`.
+    """
+    try:
+        if model.config.is_encoder_decoder:
+            encoder_kwargs = encoder_kwargs or tried(lambda _: encoded(model))
+        tried(lambda attempt: _try_tree(_Sample(model, encoder_kwargs, attempt, num_rows=2)))
+    except REFUSALS as exception:
+        return f"several sequences at once do not work: {sentence(exception)}"
+    return None
+
+
+@torch.no_grad()
 def rounds_alike(model: PreTrainedModel) -> bool:
     """Returns whether the logits of a tree's nodes are the bits of forwards of one token each.
 
@@ -112,18 +134,15 @@ def rounds_alike(model: PreTrainedModel) -> bool:
     prompt, t = tokens_of(model, 0)
 
     def logits_of(*trees: DraftTree, nodes: list[int]) -> torch.Tensor:
-        target, text = runner_of(model, {}, prompt, "tree")
-        target.prefill()
+        target = _runner(model, [prompt], arguments(model, _ids(model, [prompt]), {}), "tree")
         rows = []
         for tree in trees:
-            text.append(tree.tokens[0])
+            target.texts[0].append(tree.tokens[0])
             rows.append(target.forward([tree])[0][nodes])
             target.commit([[0]])
         return torch.cat(rows)
 
-    builder = TreeBuilder(t[0])
-    wrong, right = builder.add(0, t[3]), builder.add(0, t[1])
-    builder.add(wrong, t[4])
+    builder, right = _begun(t)
     last = builder.add(right, t[2])
     alone = [DraftTree.chain(token, []) for token in t[:3]]
     return tried(
@@ -161,92 +180,125 @@ def _known_reason(model: PreTrainedModel) -> str | None:
 
 
 class _Sample:
-    """A text, computed plainly once for a tree and a chain.
+    """A text, or several of which the second is padded, computed plainly once for a tree and a chain.
 
     Attributes:
-        prompt, coming: its token ids; the first three of `coming` are computed, the others are wrong ones.
+        coming: for each row the tokens that come after its prompt; the first three are computed, the others are wrong.
     """
 
-    def __init__(self, model: PreTrainedModel, encoder_kwargs: dict[str, Any], attempt: int) -> None:
-        self.model, self.encoder_kwargs = model, encoder_kwargs
-        self.prompt, self.coming = tokens_of(model, attempt)
-        self.wanted, self.tolerance = known_text(model, encoder_kwargs, self.prompt, self.coming[:3])
+    def __init__(
+        self, model: PreTrainedModel, encoder_kwargs: dict[str, Any] | None, attempt: int, *, num_rows: int = 1
+    ) -> None:
+        self.model, self._encoder_kwargs = model, encoder_kwargs
+        prompt, coming = tokens_of(model, attempt)
+        self.prompts = [prompt, _padded(model, prompt)][:num_rows]
+        self.coming = [coming[2 * row :] for row in range(num_rows)]
+        self.wanted = self._read(_ids(model, self.prompts), _ids(model, [row[:NUM_READ] for row in self.coming]))
+        self._tolerance = tolerance_of(model, self.wanted, lambda whole: self._read(whole, whole[:, :0]))
 
-    def begin(self, tier: Tier) -> tuple[ModelRunner, TokenBuffer]:
-        """A runner that has read the prompt, and the text with its first token."""
-        target, text = runner_of(self.model, self.encoder_kwargs, self.prompt, tier)
-        if target.tier != tier:
-            raise UnsupportedModelError("its cache holds states besides keys and values")
-        target.prefill()
-        text.append(self.coming[0])
-        return target, text
+    def _read(self, prompt: torch.Tensor, coming: torch.Tensor) -> Reference:
+        return reference(self.model, self._arguments(prompt), prompt, coming)
 
-    def compare(self, rows: torch.Tensor, first: int) -> float:
-        """The error of `(n, vocab_size)` logits after `coming[first]` and the tokens that follow it."""
-        wanted = self.wanted.logits[0, first : first + len(rows)]
-        return self.tolerance.check_logits(rows.float(), wanted)
+    def _arguments(self, ids: torch.Tensor) -> dict[str, Any]:
+        """Arguments that `generate` hands to a decoding method for the rows."""
+        if len(ids) == 1 or self._encoder_kwargs is not None:
+            return arguments(self.model, ids, rows_of(self._encoder_kwargs or {}, [0] * len(ids), 1))
+        mask = torch.ones_like(ids)
+        mask[1, :PADDING] = 0
+        return arguments(self.model, ids, {"attention_mask": mask})
+
+    def begin(self, tier: Tier) -> ModelRunner:
+        """A runner that has read the prompts, with the first token of each text after them."""
+        kwargs = self._arguments(_ids(self.model, self.prompts))
+        target = _runner(self.model, self.prompts, kwargs, tier)
+        for text, coming in zip(target.texts, self.coming, strict=True):
+            text.append(coming[0])
+        return target
+
+    def compare(self, rows: Sequence[torch.Tensor], nodes: Sequence[int], first: Sequence[int]) -> float:
+        """The error of the logits of some nodes of each row, the first of which is the row's token `first`."""
+        return max(
+            self._tolerance.check_logits(logits[list(nodes)].float(), wanted[start : start + len(nodes)])
+            for logits, wanted, start in zip(rows, self.wanted.logits, first, strict=False)
+        )
 
     def compare_states(self, target: ModelRunner) -> None:
         """Check what is in the caller's cache once the three tokens are read."""
         target.close()
-        self.tolerance.check_states(target.cache.handed_out, self.wanted.cache)
+        self._tolerance.check_states(target.cache.handed_out, self.wanted.cache)
 
     def compare_modules(self) -> None:
         """Check states that modules keep next to the cache, of fixed shape, where the last token read is the text's."""
         tensors = [tensor for _, _, tensor in module_tensors(self.model)]
         pairs = [pair for pair in zip(tensors, self.wanted.kept, strict=False) if pair[0].shape == pair[1].shape]
-        self.tolerance.check_states([tensor for tensor, _ in pairs], [wanted for _, wanted in pairs], kept_by="modules")
+        self._tolerance.check_states(
+            [tensor for tensor, _ in pairs], [wanted for _, wanted in pairs], kept_by="modules"
+        )
 
 
 def _try_tree(sample: _Sample) -> float:
-    """A tree that grows by one node, a rollback, and a chain; the right nodes are among wrong ones."""
-    t, (target, text) = sample.coming, sample.begin("tree")
-    builder = TreeBuilder(t[0])
-    wrong, right = builder.add(0, t[3]), builder.add(0, t[1])
-    builder.add(wrong, t[4])
-    rows = target.forward([builder.build()])[0]
-    error = sample.compare(rows[[0, right]], 0)
-    builder.add(right, t[2])
-    error = max(error, sample.compare(target.forward([builder.build()])[0], 2))  # some drop the mask of one token
-    target.commit([[0, right]])
-    text.append(t[1])
-    text.append(t[2])
-    error = max(error, sample.compare(target.forward([DraftTree.chain(t[2], [t[5]])])[0][:1], 2))
-    target.commit([[0]])
-    sample.compare_states(target)
+    """Trees that grow by one node, a rollback that leaves rows of different lengths, and chains; the right nodes are
+    among wrong ones.
+    """
+    target, coming = sample.begin("tree"), sample.coming
+    builders, (right, *_) = zip(*map(_begun, coming), strict=True)
+    error = sample.compare(target.forward([builder.build() for builder in builders]), [0, right], [0, 0])
+    for builder, t in zip(builders, coming, strict=True):
+        builder.add(right, t[2])
+    grown = target.forward([builder.build() for builder in builders])  # some drop the mask of one token
+    error = max(error, sample.compare(grown, [0], [2, 2]))
+    kept = [2, 1][: len(coming)]
+    target.commit([[0, right][:count] for count in kept])
+    for text, t, count in zip(target.texts, coming, kept, strict=True):
+        for token in t[1 : count + 1]:
+            text.append(token)
+    chains = [DraftTree.chain(t[count], [t[5]]) for t, count in zip(coming, kept, strict=True)]
+    error = max(error, sample.compare(target.forward(chains), [0], kept))
+    target.commit([[0]] * len(coming))
+    if len(coming) == 1:
+        sample.compare_states(target)
     return error
 
 
 def _try_chain(sample: _Sample) -> float:
     """A chain whose drafts are rejected, and one that is kept whole."""
-    t, (target, text) = sample.coming, sample.begin("chain")
-    error = sample.compare(target.forward([DraftTree.chain(t[0], t[3:5])])[0][:1], 0)
+    target, (t,) = sample.begin("chain"), sample.coming
+    error = sample.compare(target.forward([DraftTree.chain(t[0], t[3:5])]), [0], [0])
     target.commit([[0]])
-    text.append(t[1])
-    error = max(error, sample.compare(target.forward([DraftTree.chain(t[1], t[2:3])])[0], 1))
+    target.texts[0].append(t[1])
+    error = max(error, sample.compare(target.forward([DraftTree.chain(t[1], t[2:3])]), [0, 1], [1]))
     target.commit([[0, 1]])
     sample.compare_states(target)
     sample.compare_modules()
     return error
 
 
-def known_text(
-    model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], coming: list[int]
-) -> tuple[Reference, Tolerance]:
-    """Results of plain generation for one text, and the difference from them that rounding can explain."""
-    ids = torch.tensor([prompt + coming], device=input_device(model))
-
-    def read(first: torch.Tensor, rest: torch.Tensor) -> Reference:
-        return reference(model, arguments(model, first, encoder_kwargs), first, rest)
-
-    text = read(ids[:, : len(prompt)], ids[:, len(prompt) :])
-    return text, tolerance_of(model, text, lambda whole: read(whole, whole[:, :0]))
+def _begun(t: list[int]) -> tuple[TreeBuilder, int]:
+    """A tree with a right token beside a wrong one, which has another below it; and the right one's node."""
+    builder = TreeBuilder(t[0])
+    wrong, right = builder.add(0, t[3]), builder.add(0, t[1])
+    builder.add(wrong, t[4])
+    return builder, right
 
 
-def runner_of(
-    model: PreTrainedModel, encoder_kwargs: dict[str, Any], prompt: list[int], tier: Tier
-) -> tuple[ModelRunner, TokenBuffer]:
-    """A runner of a model that has `prompt` to read, and the text that goes with it."""
-    ids = torch.tensor([prompt], device=input_device(model))
-    text = TokenBuffer(ids, room=16)
-    return ModelRunner(model, ids, GenerationConfig(), arguments(model, ids, encoder_kwargs), [text], tier=tier), text
+def _runner(model: PreTrainedModel, prompts: list[list[int]], kwargs: dict[str, Any], tier: Tier) -> ModelRunner:
+    """A runner that has read prompts."""
+    ids = _ids(model, prompts)
+    texts = [TokenBuffer(row[None], room=16) for row in ids]
+    target = ModelRunner(model, ids, GenerationConfig(), kwargs, texts, tier=tier)
+    if target.tier != tier:
+        raise UnsupportedModelError("its cache holds states besides keys and values")
+    target.prefill()
+    return target
+
+
+def _ids(model: PreTrainedModel, rows: list[list[int]]) -> torch.Tensor:
+    return torch.tensor(rows, device=input_device(model))
+
+
+def _padded(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """A shorter prompt after padding; decoders of an encoder's text begin together."""
+    if model.config.is_encoder_decoder:
+        return prompt
+    padding = readable_padding(model, getattr(text_config(model.config), "pad_token_id", None))
+    return [padding] * PADDING + prompt[PADDING:]
