@@ -116,7 +116,6 @@ MUTANTS = (
         "self.scores.append(self._rows.logits[node : node + 1].float())",
     ),
     Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
-    Mutant("a rejected token stays in q", REJECTIONS, "q.scatter_(1, token, 0.0)", "pass"),
     Mutant("a level draws the numbers of the one above", DRAWS, "levels[node] = above + 1", "levels[node] = above"),
     Mutant("texts are one token too long", STOPPING, "len(text) >= self.max_length", "len(text) > self.max_length"),
     Mutant("a criterion's answer is forgotten", STOPPING, ".all()) or stop", ".all()) and stop"),

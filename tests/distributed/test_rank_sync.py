@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,7 +98,7 @@ def test_a_message_takes_one_collective_unless_it_is_long(num_nodes: int, expect
 
 
 def test_what_children_were_drawn_from_stays_with_the_leader() -> None:
-    drawn = DraftTree.chain(1, [2]).with_distributions({0: torch.ones(3) / 3}).with_probabilities((1.0, 0.5))
+    drawn = replace(DraftTree.chain(1, [2]), drafted_from={0: torch.ones(3) / 3}, probabilities=(1.0, 0.5))
 
     def role(sync: RankSync) -> DraftTree:
         (tree,) = sync.trees(lambda: [drawn], None)

@@ -148,7 +148,6 @@ INCONSISTENT: dict[str, tuple[dict[str, Any], str]] = {
     "no token": ({"tokens": (7, 1, [2])}, r"`tokens\[2\]` must be a token id"),
     "no chain": ({"is_chain": True}, "`is_chain` must be False with these parents, but is True"),
     "probabilities": ({"probabilities": (1.0,)}, "`probabilities` must hold a number from 0 to 1 for each node, 3"),
-    "distributions": ({"drafted_from": {0: torch.ones(9)}}, r"`drafted_from\[0\]` must hold numbers .* sum 1.0"),
 }
 
 
@@ -158,37 +157,6 @@ def test_fields_that_do_not_go_together_are_named(case: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         made(**fields)
     assert error.value.remedy
-
-
-UNIFORM = torch.full((9,), 1 / 9)
-NO_DISTRIBUTIONS: dict[str, tuple[Any, str]] = {
-    "none": (None, "`drafted_from` must be a dict of tensors by node"),
-    "a list": ([UNIFORM], "`drafted_from` must be a dict of tensors by node"),
-    "no node": ({3: UNIFORM}, "`drafted_from` must have nodes as keys, 0 to 2, but is 3"),
-    "a name": ({"root": UNIFORM}, "`drafted_from` must have nodes as keys"),
-    "an array": ({0: UNIFORM.numpy()}, "must be a tensor of one dimension and a floating dtype"),
-    "a matrix": ({0: UNIFORM[None]}, r"must be a tensor of one dimension .* shape \(1, 9\)"),
-    "counts": ({0: torch.ones(9, dtype=torch.long)}, "a floating dtype, but is 'torch.int64"),
-    "another width": ({0: UNIFORM, 1: torch.ones(1)}, r"`drafted_from\[1\]` must have a probability for each token"),
-    "too narrow": ({0: torch.full((2,), 0.5)}, "must have a probability for each token .* 'of 2 tokens'"),
-    "logits": ({0: torch.linspace(-1, 1, 9)}, "must hold numbers from 0.0 on with the sum 1.0, but is 'from -1 on"),
-    "unnormalised": ({0: UNIFORM * 2}, "must hold numbers from 0.0 on .* with the sum 2"),
-    "no numbers": ({0: UNIFORM * float("nan")}, "must hold numbers from 0.0 on"),
-}
-
-
-@pytest.mark.parametrize("case", NO_DISTRIBUTIONS)
-def test_what_no_child_can_be_drawn_from_is_named(case: str) -> None:
-    drafted_from, message = NO_DISTRIBUTIONS[case]
-    with pytest.raises(ConfigError, match=message) as error:
-        made().with_distributions(drafted_from)
-    assert error.value.remedy
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_a_distribution_may_be_rounded(dtype: torch.dtype) -> None:
-    rounded = torch.linspace(0, 9, 50_000).softmax(dim=-1).to(dtype)
-    assert made().with_distributions({0: rounded}).drafted_from == {0: rounded}
 
 
 NO_EXTRA: dict[str, tuple[tuple[Any, ...], str]] = {

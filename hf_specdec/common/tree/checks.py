@@ -1,18 +1,16 @@
-"""Checks a drafter's tree: its nodes, their probabilities, and the distributions they were drawn from.
+"""Checks a drafter's tree: its nodes and their probabilities.
 
 Trees that this package makes are not checked. Knows nothing of trees but their fields.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from hf_specdec.errors import ConfigError
 
 Children = tuple[dict[int, int], ...]
-SUM_TOLERANCE = 0.01  # what rounding to bf16 can do to a sum
 
 
 def children_of(tokens: Sequence[int], parents: Sequence[int], depths: Sequence[int], is_chain: bool) -> Children:
@@ -68,36 +66,3 @@ def check_probabilities(probabilities: Sequence[float], num_nodes: int) -> None:
     if not fits:
         rule = f"must hold a number from 0 to 1 for each node, {num_nodes} in all"
         raise ConfigError("probabilities", rule, probabilities, "Begin with 1.0 for the root.")
-
-
-def check_distributions(drafted_from: Mapping[int, torch.Tensor], children: Sequence[Collection[int]]) -> None:
-    """Raise `ConfigError` where a node has no distribution that its children could be drawn from.
-
-    Args:
-        children: of each node the tokens below it.
-    """
-    if not isinstance(drafted_from, Mapping):
-        remedy = "Write {node: probabilities}, with logits.softmax(dim=-1) for the probabilities."
-        raise ConfigError("drafted_from", "must be a dict of tensors by node", drafted_from, remedy)
-    width: int | None = None
-    for node, row in drafted_from.items():
-        if not isinstance(node, int) or not 0 <= node < len(children):
-            rule = f"must have nodes as keys, 0 to {len(children) - 1}"
-            raise ConfigError("drafted_from", rule, node, "Name the node that the tokens were drafted below.")
-        name = f"drafted_from[{node}]"
-        if not isinstance(row, torch.Tensor) or row.ndim != 1 or not row.is_floating_point():
-            shown = f"{row.dtype} of shape {tuple(row.shape)}" if isinstance(row, torch.Tensor) else row
-            rule = "must be a tensor of one dimension and a floating dtype"
-            raise ConfigError(name, rule, shown, "Write logits[row].softmax(dim=-1).")
-        width = len(row) if width is None else width
-        if len(row) != width or len(row) <= max(children[node], default=0):
-            rule = "must have a probability for each token of the vocabulary, as those of the other nodes"
-            raise ConfigError(name, rule, f"of {len(row)} tokens", "Set those that are never drawn to 0.0.")
-        _check_numbers(name, row)
-
-
-def _check_numbers(name: str, row: torch.Tensor) -> None:
-    least, total = torch.stack([row.min().float(), row.sum(dtype=torch.float32)]).tolist()
-    if not (least >= 0.0 and abs(total - 1.0) <= SUM_TOLERANCE):
-        shown = f"from {least:.3g} on, with the sum {total:.3g}"
-        raise ConfigError(name, "must hold numbers from 0.0 on with the sum 1.0", shown, "Write row.softmax(dim=-1).")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.common.tree.checks import Children, check_distributions, check_probabilities, children_of
+from hf_specdec.common.tree.checks import Children, check_probabilities, children_of
 from hf_specdec.common.tree.extra_tokens import ExtraTokens
 from hf_specdec.errors import ConfigError
 
@@ -31,7 +31,7 @@ class DraftTree:
     """Tokens, parents and depths of T nodes, parents before children. Build one with `TreeBuilder` or `chain`.
 
     Raises:
-        ConfigError: the fields do not go together, or `probabilities` and `drafted_from` are none of these nodes.
+        ConfigError: the fields do not go together, or `probabilities` are none of these nodes.
 
     Attributes:
         tokens (`tuple[int, ...]`): token id of each node; `tokens[0]` is the last token of the text.
@@ -39,9 +39,8 @@ class DraftTree:
         depths (`tuple[int, ...]`): distance from the root; position id of a node = position of the root + depth.
         is_chain (`bool`): whether every node is the child of the node before it.
         extra (`ExtraTokens | None`): tokens computed along with the tree.
-        drafted_from (`Mapping[int, Tensor] | None`): for each node with children, `(vocab_size,)` the distribution its
-            children were drawn from, one after the other in their order, without replacement; `None` where the drafts
-            depend on the text alone.
+        drafted_from (`Mapping[int, Tensor] | None`): for each node of a drawn chain but the last, `(vocab_size,)` the
+            distribution that its child was drawn from; `None` where nothing was drawn.
         probabilities (`tuple[float, ...] | None`): of each node, that the target accepts it and all before it, as its
             drafter estimates. As proposed, nodes then stand in the order of their probabilities.
     """
@@ -62,8 +61,6 @@ class DraftTree:
             object.__setattr__(self, "_children", children)
             if self.probabilities is not None:
                 check_probabilities(self.probabilities, len(children))
-            if self.drafted_from is not None:
-                check_distributions(self.drafted_from, children)
 
     @classmethod
     def chain(cls, root: int, tokens: Iterable[int] = ()) -> "DraftTree":
@@ -135,15 +132,6 @@ class DraftTree:
         """The same tree with other tokens next to it."""
         return replace(self, extra=extra)
 
-    def with_distributions(self, drafted_from: Mapping[int, torch.Tensor]) -> "DraftTree":
-        """The same tree, its children known to be drawn from these distributions.
-
-        Raises:
-            ConfigError: one is none, or is of no node; their numbers are read for it, from an accelerator too.
-        """
-        check_distributions(drafted_from, self._below)
-        return replace(self, drafted_from=drafted_from)
-
     def with_probabilities(self, probabilities: tuple[float, ...]) -> "DraftTree":
         """The same tree with an estimate for each node.
 
@@ -181,15 +169,8 @@ class DraftTree:
         return [self.tokens[node] for node in self._first_path()[1:]]
 
     def chained(self) -> "DraftTree":
-        """The first branch alone, for models that verify chains; where children were drawn, the first drawn."""
-        path = self._first_path()
-        chain = DraftTree.chain(self.tokens[0], [self.tokens[node] for node in path[1:]])
-        if self.probabilities is not None:
-            chain = replace(chain, probabilities=tuple([self.probabilities[node] for node in path]))
-        if self.drafted_from is None:
-            return chain
-        drafted_from = {place: self.drafted_from[node] for place, node in enumerate(path) if node in self.drafted_from}
-        return replace(chain, drafted_from=drafted_from)
+        """The first branch alone, for models that verify chains."""
+        return self if self.is_chain else replace(self.with_nodes(self._first_path()), extra=None)
 
     def first_branch_first(self) -> "DraftTree":
         """The same tree, its first branch as nodes 1, 2, ...: where that is accepted, nothing moves in a cache."""

@@ -108,9 +108,9 @@ class TokensAhead:
 def rejections_of(probabilities: torch.Tensor, tree: DraftTree, stream: RandomStream, first: int = 0) -> Rejections:
     """The tokens of the nodes from `first` on, as many as there are rows of `probabilities`."""
     nodes = range(first, first + len(probabilities))
-    drawn = [[tree.tokens[child] for child in tree.children(node)] for node in nodes]
+    children = [next(iter(tree.children(node)), 0) for node in nodes]
     drafted_from = [
-        (tree.drafted_from or {}).get(node) if tokens else None for node, tokens in zip(nodes, drawn, strict=True)
+        (tree.drafted_from or {}).get(node) if child else None for node, child in zip(nodes, children, strict=True)
     ]
-    drawn = [[] if row is None else tokens for row, tokens in zip(drafted_from, drawn, strict=True)]
+    drawn = [tree.tokens[child] for child in children]
     return Rejections(probabilities, drafted_from, drawn, stream.generator)

@@ -87,10 +87,6 @@ class Drafting(hf_specdec.Drafter):
         self.last = accepted[-1]
 
 
-def distributed_over(width: int) -> Callable[[int], DraftTree]:
-    return lambda last: DraftTree.chain(last, [3]).with_distributions({0: torch.full((width,), 1 / width)})
-
-
 DRAFTS: dict[str, tuple[Callable[[int], Any], str]] = {
     "a negative token": (lambda last: DraftTree.chain(last, [-1]), "`tree.tokens` must be at least 0, but is -1"),
     "an element of a tensor": (lambda last: DraftTree.chain(last, [torch.tensor(3)]), "must be whole numbers, but is"),
@@ -98,8 +94,6 @@ DRAFTS: dict[str, tuple[Callable[[int], Any], str]] = {
     "another root": (lambda last: DraftTree.chain(last + 1, [4]), "last token of the text"),
     "nothing": (lambda last: None, "`propose` must return a DraftTree, but is None"),
     "a tree that was not built": (TreeBuilder, "Return builder.build()"),
-    "shares of too few tokens": (distributed_over(VOCAB_SIZE - 1), f"target's {VOCAB_SIZE} tokens"),
-    "shares of too many tokens": (distributed_over(VOCAB_SIZE + 1), f"target's {VOCAB_SIZE} tokens"),
 }
 
 

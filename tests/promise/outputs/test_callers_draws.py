@@ -1,5 +1,6 @@
 """A caller's drafter and observer may draw from torch's global generator: the text's random numbers stay its own."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class Weighted(Drafter):
         token = int((self.probabilities.cumsum(0) < torch.rand(())).sum().clamp(max=7))
         row = torch.zeros(VOCAB_SIZE)
         row[:8] = self.probabilities
-        return DraftTree.chain(self.root, [token]).with_distributions({0: row})
+        return dataclasses.replace(DraftTree.chain(self.root, [token]), drafted_from={0: row})
 
     def observe(self, tree: DraftTree, logits: torch.Tensor | None, accepted: Sequence[int]) -> None:
         self.root = accepted[-1]
