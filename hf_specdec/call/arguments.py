@@ -111,9 +111,9 @@ def read_request(unread: Request) -> Request:
     for name in ("spec_method", *config_arguments()):
         arguments.pop(name, None)
     request = replace(unread, arguments=arguments, observer=observer)
-    if not isinstance(value, (str, Method)):
+    if not isinstance(value, str):
         return _with_users_drafter(request, value, (named_configs or None) if config is None else config)
-    method = value if isinstance(value, Method) else resolve(value)
+    method = resolve(value)
     parsed = _parsed_config(unread, method, config)
     if observer is not None and parsed.engine == "assisted":
         remedy = 'Leave it out, or use engine="loop": transformers\' loop has no steps to show.'
@@ -150,28 +150,6 @@ def plain_request(request: Request) -> Request:
     """The same call with the method that drafts nothing."""
     left = request.without(*DRAFTS, *ASSISTED_ARGUMENTS)
     return read_prompt_request(request.model, left | {"spec_method": PLAIN, "spec_observer": request.observer})
-
-
-def merged_arguments(model: PreTrainedModel, usual: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of many calls with those of one call over them.
-
-    A method of the one call leaves aside the configuration of the others, and their draft where it takes none.
-
-    Raises:
-        ConfigError: there is no such method.
-    """
-    named = _named_method(call)
-    if "spec_method" not in call and named is not None:
-        call = {"spec_method": named, **call}
-    merged = {**usual, **call}
-    values = (_method_of(Request.of(model, arguments))[0] for arguments in (merged, usual))
-    method, other = (resolve(value) if isinstance(value, str) else value for value in values)
-    if method is other:
-        return merged
-    left = {"spec_config", *config_arguments()}
-    if not isinstance(method, Method) or not (method.takes_draft_model or method.takes_draft_head):
-        left |= {*DRAFTS}
-    return {name: value for name, value in merged.items() if name in call or name not in left}
 
 
 def check_method(arguments: Mapping[str, Any]) -> None:

@@ -43,8 +43,7 @@ from hf_specdec.engine.decode import decode_speculatively
 from hf_specdec.engine.head_pairing import place_head
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
-from hf_specdec.engine.shared_processes import SharedStepRunner
-from hf_specdec.engine.step import StepRunner
+from hf_specdec.engine.shared_processes import steps_of_model
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -157,10 +156,7 @@ def decode_prepared(request: Request) -> Any:
         return decode_assisted(call, make_drafter(0, None), stats=stats)
     costs = request.costs
     budget = None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths)
-    if rank_sync is None:
-        steps = StepRunner(stats, budget=budget, observer=request.observer)
-    else:
-        steps = SharedStepRunner(stats, budget=budget, observer=request.observer, rank_sync=rank_sync)
+    steps = steps_of_model(model, stats, budget=budget, observer=request.observer)
     return decode_speculatively(call, plan, make_drafter, steps=steps, draft_runner=draft_runner)
 
 

@@ -71,19 +71,10 @@ class Batch:
 
     def worthwhile(self, trees: Sequence[DraftTree], budget: Budget | None) -> list[DraftTree]:
         """The trees without what is not worth its time: by the budget, or by what their drafters ask for."""
-        sequences, kept_trees = self.sequences, list(trees)
-        weighed = [place for place, sequence in enumerate(sequences) if budget is not None and sequence.is_weighed]
-        others = [place for place in range(len(trees)) if place not in weighed]
-        bounds = [0.0 if sequences[place].finished else sequences[place].drafter.min_probability for place in others]
-        kept = at_common_width([trees[place] for place in others], bounds)
-        for place, tree in zip(others, kept, strict=True):
-            kept_trees[place] = tree
         if budget is not None:
-            packs = self.target.takes_packed_rows
-            cut = budget.cut([trees[p] for p in weighed], self.num_live, kept, packs=packs)
-            for place, tree in zip(weighed, cut, strict=True):
-                kept_trees[place] = tree
-        return kept_trees
+            return budget.cut(trees, self.num_live, packs=self.target.takes_packed_rows)
+        bounds = [0.0 if sequence.finished else sequence.drafter.min_probability for sequence in self.sequences]
+        return at_common_width(trees, bounds)
 
     def verifiable(self, tree: DraftTree, depth: int) -> DraftTree:
         """A proposed tree as far as the target can verify it."""

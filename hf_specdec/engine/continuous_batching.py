@@ -24,13 +24,11 @@ class QueuedSequence:
     Attributes:
         columns (`int`): cache columns that its text will need at most.
         prefix_key: of texts in a `PrefixCache` that it may start with.
-        network: what drafts for it next to methods without a network; sequences with another one wait for each other.
     """
 
     batch: Batch
     columns: int
     prefix_key: Hashable
-    network: Hashable = None
 
     @property
     def sequence(self) -> SequenceState:
@@ -54,7 +52,6 @@ class ContinuousBatching:
         self._keys: dict[SequenceState, Hashable] = {}  # of sequences whose texts are kept, in `prefixes`
         self._batch: Batch | None = None
         self._columns: list[int] = []  # needed by each sequence of the batch
-        self._network: Hashable = None  # that drafts for all of them
         self._next: QueuedSequence | None = None
 
     @torch.no_grad()
@@ -131,8 +128,6 @@ class ContinuousBatching:
         queued = self._next
         if queued is None or not live:
             return queued
-        if queued.network != self._network:
-            return None
         return queued if (len(live) + 1) * max(*live, queued.columns) <= self.max_columns else None
 
     def _read(self, queued: QueuedSequence) -> None:
@@ -164,7 +159,7 @@ class ContinuousBatching:
             if batch is not None:
                 batch.close()
             queued.batch.target.reserve_rows(self.max_rows, self.max_columns)
-            self._batch, self._columns, self._network = queued.batch, [queued.columns], queued.network
+            self._batch, self._columns = queued.batch, [queued.columns]
             return
         free = next((place for place, sequence in enumerate(batch.sequences) if sequence.finished), None)
         batch.admit(queued.batch, free)

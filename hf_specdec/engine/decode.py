@@ -213,9 +213,7 @@ def queued_sequence_of(
     )
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
     batch = _batch(call, plan, [sequence], target, steps.network(draft_runner))
-    return QueuedSequence(
-        batch, longest, (call.now, prefix_key), None if draft_runner is None else draft_runner.network
-    )
+    return QueuedSequence(batch, longest, (call.now, prefix_key))
 
 
 def _read_layers(draft_runner: BaseDraftRunner | None) -> tuple[int, ...]:

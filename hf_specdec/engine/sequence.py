@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_specdec.common.observer import DraftedNode, SpecStep
+from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.constraint import after_run, constrained, without_run
@@ -42,11 +42,9 @@ class SequenceState:
             token again and keeps nothing.
         length (`int`): tokens of the text, without the padding after its end.
         stats (`SpecStats`): its counters, or those of the whole call.
-        isolates_errors (`bool`): whether an error of its processors, criteria or observers ends this sequence alone.
+        isolates_errors (`bool`): whether an error of its processors or criteria ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
         can_go_on: tells whether others can still be decoded after such an error.
-        observer: called with this sequence's steps in place of the call's own observer.
-        is_weighed (`bool`): whether its method drafts as many tokens as save time, by the step's budget.
         error (`Exception | None`): what ended the sequence alone.
         draws: entered where its drafter is asked: a caller's takes no random number of the text's.
     """
@@ -70,8 +68,6 @@ class SequenceState:
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
         self.can_go_on: Callable[[], bool] = lambda: True
-        self.is_weighed = True
-        self.observer: Callable[[SpecStep], Any] | None = None
         self.error: Exception | None = None
         self._run: list[int] = []  # forced tokens of this step that the drafter has learned of before they are verified
         self.stats = stats
@@ -228,12 +224,6 @@ class SequenceState:
                 if count:
                     tree, logits = without_run(tree, count), None if logits is None else logits.part(slice(count, None))
                 self.drafter.learn_from(DraftResult(tree, rest, logits))
-
-    def show(self, step: SpecStep) -> None:
-        """Hand a step to this sequence's own observer, where it has one."""
-        if self.observer is not None:
-            with self._isolated(self.isolates_errors):
-                self.observer(step)
 
     def pad(self, length: int, token: int) -> None:
         """Padding after the text, up to `length`."""

@@ -181,12 +181,14 @@ class AgreedStopCheck(StopCheck):
         return bool(self._rank_sync.decide(lambda: ends(text, scores), is_watched=self._is_watched))
 
 
-def steps_of_model(model: PreTrainedModel, stats: SpecStats, *, observer: Observer | None) -> StepRunner:
+def steps_of_model(
+    model: PreTrainedModel, stats: SpecStats, *, budget: Budget | None, observer: Observer | None
+) -> StepRunner:
     """Steps of the processes that share `model`."""
     rank_sync = rank_sync_of(model)
     if rank_sync is None:
-        return StepRunner(stats, budget=None, observer=observer)
-    return SharedStepRunner(stats, budget=None, observer=observer, rank_sync=rank_sync)
+        return StepRunner(stats, budget=budget, observer=observer)
+    return SharedStepRunner(stats, budget=budget, observer=observer, rank_sync=rank_sync)
 
 
 def agreed_seed(model: PreTrainedModel) -> int:

@@ -139,9 +139,7 @@ class StepRunner:
 
     def run(self, batch: Batch) -> None:
         """One step of all sequences that have not ended."""
-        budget = (
-            self.budget if any(sequence.is_weighed and not sequence.finished for sequence in batch.sequences) else None
-        )
+        budget = self.budget
         cost = NO_COST if budget is None else batch.draft_cost(budget)
         began, forwards = time.perf_counter(), DraftForwards()
         trees = self._trees(batch, forwards, budget, cost)
@@ -162,7 +160,7 @@ class StepRunner:
         self._unrecorded = functools.partial(
             self._record, sequences, trees, results, num_live, seconds, budget if learns else None
         )
-        is_observed = self.observer is not None or any(sequence.observer is not None for sequence in sequences)
+        is_observed = self.observer is not None
         has_ended = any(
             sequence.finished and result.tokens for sequence, result in zip(sequences, results, strict=True)
         )
@@ -200,19 +198,18 @@ class StepRunner:
     ) -> list[DraftTree]:
         """Get the drafters' trees, cut to what the model can verify and what the texts have room for."""
         most, is_chain = batch.max_nodes, batch.target.tier == "chain"
-        weighed = most if budget is None else min(most, budget.max_draft)
+        most = most if budget is None else min(most, budget.max_draft)
         depths = batch.depths()
         wanted: list[tuple[BaseDrafter, DraftRequest] | None] = []
         for sequence, depth in zip(batch.sequences, depths, strict=True):
             if sequence.finished:
                 wanted.append(None)
                 continue
-            nodes = weighed if sequence.is_weighed else most
             request = DraftRequest(
-                budget=min(nodes, depth) if is_chain or not depth else nodes,
+                budget=min(most, depth) if is_chain or not depth else most,
                 max_depth=depth,
                 num_rows=len(batch.sequences),
-                cost=cost if sequence.is_weighed else NO_COST,
+                cost=cost,
                 noise=sequence.sampler.noise,
             )
             wanted.append((sequence.drafter, request))
@@ -314,10 +311,10 @@ class StepRunner:
     def _show(
         self, batch: Batch, trees: Sequence[DraftTree], results: Sequence[VerifyResult], seconds: _Seconds
     ) -> None:
+        assert self.observer is not None
         for sequence, tree, result in zip(batch.sequences, trees, results, strict=True):
-            observer = self.observer if sequence.observer is None else sequence.show
-            if result.tokens and observer is not None:
-                observer(
+            if result.tokens:
+                self.observer(
                     SpecStep(
                         index=self.stats.num_forwards - 1,
                         tree=tree,

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 
 import hf_specdec
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
-from hf_specdec.tools.serve.protocol import CompletionRequest
 from tests.cli.conftest import Run
 
 PROMPT = "def saved(items):\n    return "
@@ -30,6 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     settings: dict[str, Any] = {}
 
     def build_app(batch: SharedBatch, reader: Any, *, api_keys: list[str]) -> str:
+        settings.update({name: batch._options[name] for name in ("spec_method", "spec_config")})
         batch.close()
         settings.update(reader=reader, api_keys=api_keys)
         return "app"
@@ -69,8 +69,7 @@ def test_a_key_that_every_request_would_carry_is_refused(run: Run, served: dict[
 
 def test_a_configuration_of_the_command_is_that_of_requests(run: Run, served: dict[str, Any]) -> None:
     assert run("serve", "--lookahead-config=[7,5,7]").exit_code == 0
-    inputs = served["reader"].read(CompletionRequest(model="embedded", prompt="x"))
-    assert (inputs["spec_method"], inputs["spec_config"].window_size) == ("lookahead", 7)
+    assert (served["spec_method"], served["spec_config"].window_size) == ("lookahead", 7)
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "openai", "prometheus_client"])

@@ -68,16 +68,6 @@ def test_what_is_wrong_with_one_prompt_is_its_own(batch: SharedBatch) -> None:
     assert batch.submit([5, 6, 7]).result(60).error is None
 
 
-def test_a_method_that_the_model_cannot_use_ends_no_other_prompt(model: Any) -> None:
-    batch = SharedBatch(model, max_batch_size=2, **OPTIONS)
-    gate, first = held(batch)
-    second = batch.submit({"input_ids": torch.tensor([[5, 6]]), "spec_method": "mtp"})
-    gate.opened.set()
-    assert isinstance(second.result(60).error, hf_specdec.UnsupportedModelError)
-    assert len(first.result(60).token_ids) == 12
-    batch.close()
-
-
 def test_a_full_queue_refuses_until_a_place_is_given_up(batch: SharedBatch) -> None:
     gate, first = held(batch)
     waiting = [batch.submit([5, 6, 7]) for _ in range(2)]

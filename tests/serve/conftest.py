@@ -14,7 +14,7 @@ import uvicorn
 import hf_specdec
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.tools.serve.app import build_app
-from hf_specdec.tools.serve.requests import RequestReader
+from hf_specdec.tools.serve.requests import RequestReader, method_arguments
 
 NAME = "embedded"
 CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}# assistant:"
@@ -64,10 +64,13 @@ def chat_tokenizer() -> Any:
 def serving(model: Any, tokenizer: Any, *, api_keys: tuple[str, ...] = (), **options: Any) -> Iterator[str]:
     """The base URL of a running server with four places; `script` forces its answers."""
     seconds = options.pop("seconds", 30)
-    shared: dict[str, Any] = {"spec_method": "plain", "max_batch_size": 4, "max_queue": options.pop("max_queue", None)}
+    shared: dict[str, Any] = {"max_batch_size": 4, "max_queue": options.pop("max_queue", None)}
+    names = ("spec_method", "spec_config", "assistant_model", "assistant_tokenizer")
+    method = {"spec_method": "prompt_lookup"} | {name: options.pop(name) for name in names if name in options}
+    shared |= method_arguments(method, shares_texts=options.get("shares_texts", False))
     if (script := options.pop("script", None)) is not None:
         shared["logits_processor"] = [script]
-    settings: dict[str, Any] = {"spec_method": "prompt_lookup", "spec_config": None, "max_new_tokens": 16, **options}
+    settings: dict[str, Any] = {"max_new_tokens": 16, **options}
     batch = SharedBatch(model, tokenizer=tokenizer, **shared)
     app = build_app(batch, RequestReader(model, tokenizer, NAME, **settings), api_keys=api_keys)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=seconds)

@@ -39,7 +39,7 @@ STOP = '{"name": "stop", "arguments": {}}'
 
 
 def reader(target: Any, tokenizer: Any) -> RequestReader:
-    return RequestReader(target, tokenizer, NAME, "plain", None, max_new_tokens=9)
+    return RequestReader(target, tokenizer, NAME, max_new_tokens=9)
 
 
 def accepts(target: Any, tokenizer: Any, text: str, **fields: Any) -> bool:

@@ -78,7 +78,7 @@ def test_clients_that_hang_up_free_their_places(
     monkeypatch.setattr(Answer, "__call__", lambda self, ids, *_, **__: seen.append(1) or real(self, ids, None))
     with serving(target, chat_tokenizer) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-        body = json.dumps({"model": NAME, "prompt": PROMPTS[0], "max_tokens": 1500, "spec_method": "plain"})
+        body = json.dumps({"model": NAME, "prompt": PROMPTS[0], "max_tokens": 1500})
         request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         clients = [socket.create_connection((host, int(port))) for _ in range(num_clients)]
         for connection in clients:
@@ -109,7 +109,7 @@ def test_a_server_that_ends_gives_open_answers_their_time(target: Any, chat_toke
     max_tokens = 100 if seconds else 1500
 
     def read(url: str) -> None:
-        body = {**GREEDY, "max_tokens": max_tokens, "spec_method": "plain", "stream": True}
+        body = {**GREEDY, "max_tokens": max_tokens, "stream": True}
         try:
             with httpx.stream("POST", f"{url}/completions", json=body, timeout=60) as reply:
                 lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]

@@ -32,17 +32,16 @@ def spec_stats(answer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.at_most(2)
-@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto", "none"])
-def test_a_completion_is_plain_generation_s(
-    client: openai.OpenAI, target: Any, chat_tokenizer: Any, method: str
-) -> None:
-    answer = client.completions.create(**GREEDY, max_tokens=16, extra_body={"spec_method": method})
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "auto", "plain"])
+def test_a_completion_is_plain_generation_s(target: Any, chat_tokenizer: Any, method: str) -> None:
+    with connected(target, chat_tokenizer, spec_method=method) as client:
+        answer = client.completions.create(**GREEDY, max_tokens=16)
     assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[0])
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 16
     stats = spec_stats(answer)
     assert stats.keys().isdisjoint({"num_forwards", "verify_seconds"}), "what is counted of the whole batch"
-    assert (stats["method"], stats["plain_reason"]) == ("plain" if method == "none" else method, None)
+    assert (stats["method"], stats["plain_reason"]) == (method, None)
 
 
 def test_a_chat_is_asked_through_the_template(client: openai.OpenAI, target: Any, chat_tokenizer: Any) -> None:
@@ -212,11 +211,8 @@ def test_a_forward_that_fails_ends_its_requests_alone(
     assert "CUDA out of memory" in caplog.text
 
 
-def test_a_draft_head_drafts_for_the_methods_that_take_one(target: Any, chat_tokenizer: Any) -> None:
-    with connected(target, chat_tokenizer, draft_model=random_head(target), spec_method="eagle3") as client:
+def test_a_draft_head_drafts_for_all_requests(target: Any, chat_tokenizer: Any) -> None:
+    with connected(target, chat_tokenizer, assistant_model=random_head(target), spec_method="eagle3") as client:
         answer = client.completions.create(**GREEDY)
         assert answer.choices[0].text == expected(target, chat_tokenizer, PROMPTS[0])
         assert (spec_stats(answer)["method"], spec_stats(answer)["plain_reason"]) == ("eagle3", None)
-        with pytest.raises(openai.BadRequestError, match="assistant_model"):
-            client.completions.create(**GREEDY, extra_body={"spec_method": "draft_model"})
-        assert client.completions.create(**GREEDY).choices[0].text == answer.choices[0].text

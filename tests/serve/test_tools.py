@@ -203,6 +203,6 @@ def test_what_is_wrong_about_tools_is_named(client: openai.OpenAI, fields: dict[
 def test_tools_that_the_model_cannot_read_or_call_are_refused(target: Any, template: str, text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(hf_specdec.embedded.path("target"))
     tokenizer.chat_template = template
-    reader = RequestReader(target, tokenizer, NAME, "plain", None, max_new_tokens=4)
+    reader = RequestReader(target, tokenizer, NAME, max_new_tokens=4)
     with pytest.raises(ConfigError, match=text):
         reader.read(ChatRequest(model=NAME, messages=[USER], tools=TOOLS))  # type: ignore[list-item]

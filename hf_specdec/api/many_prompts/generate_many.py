@@ -56,10 +56,9 @@ def generate_many(
         prompts (`Iterable`): read as rows get free: strings (with `tokenizer`), lists of chat messages (with a
             `tokenizer` that has a chat template), lists of token ids, tensors `(length,)` or `(1, length)`, or dicts of
             `generate`'s inputs and settings for one sequence (ids and mask as tensors or lists), which may hold its
-            `seed`, and a `cache_salt`: texts of one salt begin no prompt of another; a method of its own leaves the
-            job's `spec_config` aside, and prompts with different draft models wait for each other.
-            `many_prompts.job.NOT_YET` among them says that none is waiting: the next is asked for after a step, and all
-            ends where nothing is being decoded.
+            `seed`, and a `cache_salt`: texts of one salt begin no prompt of another. Method, draft and observer are the
+            same for all. `many_prompts.job.NOT_YET` among them says that none is waiting: the next is asked for after a
+            step, and all ends where nothing is being decoded.
         max_batch_size (`int`, *optional*, defaults to `8`): rows decoded together.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): encodes strings, decodes results, and serves `stop_strings`.
         seed (`int`, *optional*): when sampling, prompt i draws from `seed + i`; by default a seed is drawn.

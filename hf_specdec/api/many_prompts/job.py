@@ -10,20 +10,12 @@ import torch
 from hf_specdec.api.many_prompts.prompt_inputs import INPUT_NAMES, check_names, check_one, inputs_of
 from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
-from hf_specdec.call.arguments import (
-    ASSISTED_ARGUMENTS,
-    AUTO,
-    NONE,
-    added_arguments,
-    merged_arguments,
-    read_prompt_request,
-    with_method,
-)
+from hf_specdec.call.arguments import PLAIN, read_prompt_request, with_method
 from hf_specdec.call.checks import check_taken
 from hf_specdec.call.generate import digests, log_notes, prepared_request
 from hf_specdec.call.plan import drafting_of, plan_row
 from hf_specdec.call.request import Request
-from hf_specdec.call.rules import alone, one_by_one
+from hf_specdec.call.rules import UNREAD, alone, one_by_one
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import generation_model
@@ -38,16 +30,11 @@ from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 
 NOT_YET = object()  # among prompts: none is waiting now
-METHOD_FIELDS = {"assistant_model", "generation_config", *ASSISTED_ARGUMENTS}  # of a prompt with its own method
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
 
 
 class _CannotJoin(Exception):
-    """A prompt cannot share the batch. `reason` is `None` where it asks for none of its methods."""
-
-    def __init__(self, reason: str | None) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A prompt cannot share the batch, for this reason."""
 
 
 class Job:
@@ -75,10 +62,11 @@ class Job:
                     return
                 yield self._alone(index, prompt)
             return
-        steps = steps_of_model(self.model, SpecStats(), observer=request.observer)
-        _weigh(steps, request)
+        costs = request.costs
+        budget = None if costs is None else Budget(costs, max_nodes=request.budget)
+        steps = steps_of_model(self.model, SpecStats(), budget=budget, observer=request.observer)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns, prefixes=self.prefixes)
-        for done in batching.run(self._queued(prompts, steps)):
+        for done in batching.run(self._queued(prompts, request, steps)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)
             yield self._result(done.index, prompt, done.emitted, done.error, done.stats)
@@ -97,17 +85,18 @@ class Job:
             check_taken(request)
         return request
 
-    def _queued(self, prompts: Iterator[tuple[int, Any]], steps: StepRunner) -> Iterator[QueuedSequence | None]:
+    def _queued(
+        self, prompts: Iterator[tuple[int, Any]], job: Request, steps: StepRunner
+    ) -> Iterator[QueuedSequence | None]:
         """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
         for index, prompt in prompts:
             if prompt is NOT_YET:
                 yield None
                 continue
             try:
-                queued = self._prepared(index, prompt, steps)
-            except _CannotJoin as cannot:
-                if cannot.reason is not None:
-                    self._warn_once(f"decodes some prompts alone: {cannot.reason}")
+                queued = self._prepared(index, prompt, job, steps)
+            except _CannotJoin as reason:
+                self._warn_once(f"decodes some prompts alone: {reason}")
                 self._ready.append(self._alone(index, prompt))
                 continue
             except Exception as error:
@@ -118,15 +107,18 @@ class Job:
             self._prompts[index] = prompt
             yield queued
 
-    def _prepared(self, index: int, prompt: Any, steps: StepRunner) -> QueuedSequence:
+    def _prepared(self, index: int, prompt: Any, job: Request, steps: StepRunner) -> QueuedSequence:
         """One prompt ready to join the batch; raises `_CannotJoin` where it is decoded alone."""
         inputs = self._inputs(index, prompt)
         salt = inputs.pop("cache_salt")
-        if _asks_for_none(inputs):
-            raise _CannotJoin(None)
-        request = prepared_request(self.model, merged_arguments(self.model, self.kwargs, inputs))
+        request = prepared_request(self.model, {**self.kwargs, **inputs})
+        if request.method.name not in (job.method.name, PLAIN):
+            rule, remedy = "must be the same for all prompts of a job", "Pass it to generate_many."
+            raise ConfigError("spec_method", rule, request.method.name, remedy)
         if (reason := alone(request)) is not None:
             raise _CannotJoin(reason)
+        if request.drafts_with_network != job.drafts_with_network:
+            raise _CannotJoin(UNREAD)
         plan = plan_row(request)
         if plan.plain_reason is not None:
             raise _CannotJoin(plan.plain_reason)
@@ -137,9 +129,6 @@ class Job:
         log_notes(self.model, plan)
         drafter = make_drafter(0, generator)
         queued = queued_sequence_of(request.call, plan, drafter, index, generator, draft_runner, steps, salt)
-        _weigh(steps, request)
-        queued.sequence.is_weighed = request.config.fits_costs
-        queued.sequence.observer = inputs.get("spec_observer")
         queued.sequence.stats.seeds = None if seed is None else [seed]
         return queued
 
@@ -148,11 +137,10 @@ class Job:
         try:
             inputs = self._inputs(index, prompt)
             del inputs["cache_salt"]
-            observer = inputs.get("spec_observer") or self.kwargs.get("spec_observer")
-            if observer is not None:
+            if (observer := self.kwargs.get("spec_observer")) is not None:
                 inputs["spec_observer"] = lambda step: observer(dataclasses.replace(step, row=index))
             seed = self._seed_of(index, inputs)
-            kwargs = with_method(self.model, merged_arguments(self.model, self.kwargs, inputs))
+            kwargs = with_method(self.model, {**self.kwargs, **inputs})
             kwargs["return_dict_in_generate"] = True
             with contextlib.nullcontext() if seed is None else OwnDraws(seed):
                 output = self.wrapper.generate(**kwargs)
@@ -209,23 +197,9 @@ class Job:
         return seed
 
 
-def _weigh(steps: StepRunner, request: Request) -> None:
-    """Give the steps a budget where the request's method drafts as many tokens as save time; all such share one."""
-    if (costs := request.costs) is None:
-        return
-    if steps.budget is None:
-        steps.budget = Budget(costs, max_nodes=request.budget)
-    steps.budget.max_nodes = max(steps.budget.max_nodes, request.budget)
-
-
-def _asks_for_none(inputs: Mapping[str, Any]) -> bool:
-    """Returns whether a prompt wants no speculation, whatever the job does."""
-    return inputs.get("spec_method", AUTO) in (None, NONE)
-
-
 def _is_the_prompts_own(error: Exception, prompt: Any) -> bool:
     """Returns whether other prompts may still work."""
-    settings = prompt.keys() - INPUT_NAMES if isinstance(prompt, Mapping) else set()
     if isinstance(error, UnsupportedModelError | CheckpointError):
-        return not settings.isdisjoint(METHOD_FIELDS | {*added_arguments()})
-    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or bool(settings)
+        return False
+    has_settings = isinstance(prompt, Mapping) and bool(prompt.keys() - INPUT_NAMES)
+    return not isinstance(error, ConfigError) or error.field in PROMPT_FIELDS or has_settings

@@ -9,7 +9,7 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel
 
-from hf_specdec.call.arguments import added_arguments
+from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, DRAFTS, added_arguments
 from hf_specdec.call.request import Request
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
@@ -153,6 +153,9 @@ def check_one(inputs: dict[str, Any], prompt: Any) -> None:
     for name in NOT_FOR_ONE:
         if inputs.get(name) not in (None, 1):
             raise ConfigError("prompt", f"must not set {name}", inputs[name], "Use generate for it.")
+    for name in inputs.keys() & {*added_arguments(), *DRAFTS, *ASSISTED_ARGUMENTS}:
+        rule = f"must not set {name}, which is the same for all prompts"
+        raise ConfigError("prompt", rule, inputs[name], "Pass it to generate_many.")
     inputs["seed"] = checked_seed(inputs.get("seed"))
     if not isinstance(salt := inputs.get("cache_salt"), str | None):
         raise ConfigError("cache_salt", "must be a string", salt, "Leave it out to share all texts.")

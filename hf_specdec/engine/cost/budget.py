@@ -118,27 +118,23 @@ class Budget:
         added = curve.ratio(self._width_of(1 + count, num_rows)) - 1.0
         return self.rate * (added + count * drafting) if count else 0.0
 
-    def cut(
-        self, trees: Sequence[DraftTree], num_live: int, others: Sequence[DraftTree] = (), *, packs: bool = False
-    ) -> list[DraftTree]:
+    def cut(self, trees: Sequence[DraftTree], num_live: int, *, packs: bool = False) -> list[DraftTree]:
         """The trees without what does not gain its time, each row's first branch in front.
 
         Args:
-            num_live: rows whose texts go on, those of `others` among them.
-            others: trees of the rows that other methods draft for; they stay, and the forward is as wide as they are.
+            num_live: rows whose texts go on.
             packs: whether rows are packed, so that none is as wide as another.
         """
-        self._num_proposed = sum(tree.num_draft_tokens for tree in (*trees, *others))
-        num_rows = len(trees) + len(others)
+        self._num_proposed = sum(tree.num_draft_tokens for tree in trees)
+        num_rows = len(trees)
         self._packs = packs and num_rows > 1
         if self._paused:
             return list(trees)
         curve = self.costs.curve(num_rows)
         if self._packs:
-            sizes, width = self._best_sizes(trees, num_live, curve, others)
+            sizes, width = self._best_sizes(trees, num_live, curve)
         else:
-            least = max((tree.num_columns for tree in others), default=1)
-            width, self._expected = self._best_size(trees, num_live, curve, num_rows, least)
+            width, self._expected = self._best_size(trees, num_live, curve)
             sizes = [width] * len(trees)
         if self._exploring:
             self._explored.add(self._exploring)
@@ -232,13 +228,11 @@ class Budget:
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
             self._gain = 0.0
 
-    def _best_sizes(
-        self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, others: Sequence[DraftTree]
-    ) -> tuple[list[int], float]:
+    def _best_sizes(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[list[int], float]:
         """The number of columns of each packed row with the greatest value together, and the width of the forward."""
-        num_rows, time_value = len(trees) + len(others), BATCH_MARGIN * self.rate * num_live
+        num_rows, time_value = len(trees), BATCH_MARGIN * self.rate * num_live
         chances = [list(tree.probabilities or ())[1 : self.max_nodes + 1] for tree in trees]
-        columns = sum(tree.num_columns for tree in others) + sum(tree.num_columns - len(tree) + 1 for tree in trees)
+        columns = sum(tree.num_columns - len(tree) + 1 for tree in trees)
         width = alone = _packed_width(columns, num_rows)
         least, value, self._expected = math.inf, 0.0, 0.0
         for count, chance in enumerate(sorted(itertools.chain(*chances), reverse=True), columns + 1):
@@ -249,9 +243,7 @@ class Budget:
                 least, width, self._expected = chance, of_count, gain
         return [1 + sum(chance >= least for chance in row) for row in chances], width
 
-    def _best_size(
-        self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve, num_rows: int, least: int
-    ) -> tuple[int, float]:
+    def _best_size(self, trees: Sequence[DraftTree], num_live: int, curve: CostCurve) -> tuple[int, float]:
         """The number of columns a row with the greatest value, and how much more that is than one column's."""
         gains = [0.0] * (self.max_nodes + 2)  # by size: what the node that is the last of that size adds, all rows
         largest = 1
@@ -268,7 +260,7 @@ class Budget:
         width, lost, alone = 0, 0.0, 0.0  # of the forward of each size; tokens lost by its time, and by that of size 1
         for size in range(1, largest + 1):
             if size + extra > width:
-                width = self._width_of(max(size + extra, least), num_rows)
+                width = self._width_of(size + extra, len(trees))
                 lost = time_value * curve.ratio(width)
                 alone = alone or lost
             value += gains[size]

@@ -96,25 +96,22 @@ def serve(
         import_extra(package, "serve", "The server")
     import uvicorn
 
+    from hf_specdec.api.many_prompts.generate_many import generate_many
     from hf_specdec.api.many_prompts.shared_batch import SharedBatch
     from hf_specdec.cache.prefix_cache import PrefixCache
     from hf_specdec.tools.cli.models import load
     from hf_specdec.tools.cli.processes import remembering
     from hf_specdec.tools.serve.app import build_app
-    from hf_specdec.tools.serve.requests import RequestReader
+    from hf_specdec.tools.serve.requests import RequestReader, method_arguments
 
     loaded, kwargs = load(loading, method)
-    spec_method, config = kwargs["spec_method"], kwargs.get("spec_config")
+    shares_texts = batch.memory == "shared"
     reader = RequestReader(
         loaded.model,
         loaded.tokenizer,
         server.served_model_name or loaded.name,
-        spec_method=spec_method or "plain",
-        spec_config=config,
         max_new_tokens=batch.max_new_tokens,
-        draft_model=kwargs.get("assistant_model"),
-        draft_tokenizer=kwargs.get("assistant_tokenizer"),
-        shares_texts=batch.memory == "shared",
+        shares_texts=shares_texts,
     )
     with remembering(loaded.model, method.spec_memory):
         shared = SharedBatch(
@@ -122,12 +119,13 @@ def serve(
             tokenizer=loaded.tokenizer,
             max_batch_size=batch.batch_size,
             max_queue=batch.max_queue,
-            spec_method=spec_method or "plain",
             prefix_cache=PrefixCache(round(batch.prefix_cache_size * 1e9)),
             prefill_chunk_size=batch.prefill_chunk_size,
+            **method_arguments(kwargs, shares_texts=shares_texts),
         )
         note(f"{reader.name} tries its first tokens", "dim")
-        shared.submit(reader.trial()).result()
+        tried = method_arguments(kwargs, shares_texts=False)  # nothing drafts from it later
+        list(generate_many(loaded.model, [reader.trial()], prefill_chunk_size=batch.prefill_chunk_size, **tried))
         note(server.first_request(reader.name, is_chat=loaded.tokenizer.chat_template is not None))
         uvicorn.run(
             build_app(shared, reader, api_keys=server.api_key or []),

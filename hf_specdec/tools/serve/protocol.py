@@ -97,7 +97,6 @@ class SamplingRequest(Body):
     n: Literal[1] = 1
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] = {}
-    spec_method: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -3,18 +3,16 @@
 import dataclasses
 import inspect
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hf_specdec.api.many_prompts.prompt_inputs import chat_text
-from hf_specdec.call.arguments import NONE
 from hf_specdec.compat.models import max_positions, text_config
 from hf_specdec.engine.sampling.grammar import COMPACT, grammar
 from hf_specdec.errors import ConfigError, counted
-from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.registry import resolve
 from hf_specdec.tools.serve.calls import CALL, END_OF_CALL, END_OF_THINK, THINK, ChatFormat
 from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest, CompletionRequest
@@ -28,21 +26,15 @@ class RequestReader:
 
     Attributes:
         name (`str`): what clients call the model.
-        spec_method (`str`): of a request that names none; `spec_config` is its configuration.
         max_new_tokens (`int`): of a request that does not say how many it wants.
-        draft_model: for methods that take one; `draft_tokenizer` is its own, where that is not the target's.
-        shares_texts (`bool`): whether methods draft from earlier requests, and prompts begin with the keys and values
-            of all; else only with those of the same API key.
+        shares_texts (`bool`): whether prompts begin with the keys and values of all requests; else only with those of
+            the same API key.
     """
 
     model: Any
     tokenizer: Any
     name: str
-    spec_method: str
-    spec_config: Any
     max_new_tokens: int
-    draft_model: Any = None
-    draft_tokenizer: Any = None
     shares_texts: bool = False
     chat_format: ChatFormat = field(init=False)
 
@@ -62,13 +54,12 @@ class RequestReader:
             "cache_salt": None if self.shares_texts else api_key,
             **request.sampling(),
             **processors,
-            **self._method(request.spec_method),
         }
 
     def trial(self) -> dict[str, Any]:
-        """Return arguments of a short text by which the method tries the model; nothing drafts from it later."""
+        """Return arguments of a short text by which the method tries the model."""
         fields = {"model": self.name, "prompt": "one two one two", "max_tokens": TRIAL_TOKENS, "temperature": 0}
-        return dataclasses.replace(self, shares_texts=False).read(CompletionRequest.model_validate(fields))
+        return self.read(CompletionRequest.model_validate(fields))
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -148,21 +139,18 @@ class RequestReader:
             call: {call} "\\n" ({calls}) "\\n" {end_of_call}
             start: text (call ("\\n" call)*)?"""
 
-    def _method(self, name: str | None) -> dict[str, Any]:
-        """Return a method, its configuration and its draft model. A method without its draft is generate's error."""
-        usual = resolve(self.spec_method)
-        method = usual if name is None else resolve("plain" if name == NONE else name)
-        config = method.config_class.parse(self.spec_config if method is usual else None)
-        if not self.shares_texts and getattr(config, "pool", None) == "shared":
-            config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has a pool
-        kwargs: dict[str, Any] = {"spec_method": method.name, "spec_config": config}
-        draft, is_head = self.draft_model, isinstance(self.draft_model, DraftHead)
-        takes_draft = method.name in draft.methods if is_head else draft is not None and method.takes_draft_model
-        if takes_draft:
-            kwargs["assistant_model"] = draft
-            if self.draft_tokenizer is not None:
-                kwargs["assistant_tokenizer"] = self.draft_tokenizer
-        return kwargs
+
+def method_arguments(arguments: Mapping[str, Any], *, shares_texts: bool) -> dict[str, Any]:
+    """Return the arguments of `generate` that name a method, for all requests of a server.
+
+    Args:
+        shares_texts (`bool`): whether it may draft from earlier requests.
+    """
+    method = resolve(arguments.get("spec_method") or "plain")
+    config = method.config_class.parse(arguments.get("spec_config"))
+    if not shares_texts and getattr(config, "pool", None) == "shared":
+        config = dataclasses.replace(config, pool="request")  # type: ignore[call-arg]  # it has a pool
+    return {**arguments, "spec_method": method.name, "spec_config": config}
 
 
 def _call(function: dict[str, Any]) -> str:

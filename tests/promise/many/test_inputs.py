@@ -110,18 +110,6 @@ def test_a_prompt_that_samples_draws_alike_wherever_it_stands(pair: tuple[Any, A
         assert result.token_ids == alone(pair[0], result.prompt, **OPTIONS)
 
 
-@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
-def test_a_prompt_may_want_no_speculation(pair: tuple[Any, Any], method: str) -> None:
-    model, draft = pair
-    prompts: list[Any] = [PROMPTS[1], {"input_ids": torch.tensor([PROMPTS[3]]), "spec_method": None}, PROMPTS[0]]
-    options = OPTIONS | method_of(method, draft)
-    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **options)}
-    for index, result in results.items():
-        assert result.error is None
-        assert result.token_ids == alone(model, PROMPTS[(1, 3, 0)[index]], **OPTIONS)
-    assert [results[index].stats.num_draft_tokens > 0 for index in range(3)] == [True, False, True]
-
-
 class Fragile(hf_specdec.Drafter):
     """Fails at `where` on the text that begins with 7."""
 
