@@ -16,8 +16,6 @@ from hf_specdec.compat.caches import holds_states, replaced_attributes
 class StateCache:
     """The caller's own cache, whatever it holds; `None` until the model has made one. Chains of one row only."""
 
-    takes_trees = False
-    keeps_beginnings = False
     supports_row_removal = False
     spec = None
 

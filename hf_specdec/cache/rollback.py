@@ -1,7 +1,7 @@
 """The cache around a forward of several tokens: what stays of it, and what the caller's own cache holds in the end."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache, StaticCache
@@ -13,54 +13,6 @@ from hf_specdec.common.transfer import HOST
 from hf_specdec.errors import UnsupportedModelError
 
 
-class RollbackCache(Protocol):
-    """Cache interface of the engine.
-
-    Attributes:
-        model_cache: what the model's forward gets.
-        handed_out: the caller's cache, or the one that the model has made.
-        takes_trees (`bool`): whether any path can be kept, or only the beginning of a chain.
-        keeps_beginnings (`bool`): whether the beginning of a forward can be kept, or only all of it.
-    """
-
-    model_cache: Any
-    handed_out: Any
-    takes_trees: bool
-    keeps_beginnings: bool
-
-    @property
-    def spec(self) -> SpecCache | None:
-        """Its cache of columns, where it has one."""
-
-    @property
-    def supports_row_removal(self) -> bool:
-        """Returns whether `select` works."""
-
-    def adopt_prefill(self, cache: Any) -> "RollbackCache":
-        """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""
-
-    def checkpoint(self, num_columns: int) -> None:
-        """Called before each forward, with the number of columns written since the last commit."""
-
-    def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
-        """Keep what can be kept of each row's columns in its path, of the `num_columns` written since the last commit.
-
-        Returns how many of each path are kept; what is not has to be computed again.
-        """
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
-
-    def rollback(self) -> None:
-        """Forget a forward that did not finish."""
-
-    def forget(self, num_columns: int) -> None:
-        """Forget the `num_columns` written since the last commit, and their numbers, which may not be finite."""
-
-    def close(self) -> None:
-        """Leave the caller's cache as plain generation would; after an error as far as all rows have their texts."""
-
-
 def rollback_cache(
     cache: Any,
     reserve: int,
@@ -69,7 +21,7 @@ def rollback_cache(
     kept: StaticSpecCache | None = None,
     left_out: Sequence[int] = (),
     records: bool = False,
-) -> RollbackCache:
+) -> "RollbackCache":
     """The best way to keep `cache`, with room for `reserve` tokens where that can be said beforehand.
 
     Args:
@@ -88,19 +40,23 @@ def rollback_cache(
         is_usable = kept is not None and kept.has_layers_of(inner) and int(inner.get_seq_length()) == 0
         static = kept if is_usable else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
-        return _AttentionRollback(cache, static)
+        return AttentionCache(cache, static)
     is_known = isinstance(inner, DynamicCache | StaticCache)
     if isinstance(inner, Cache) and (not is_known or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
-    return _AttentionRollback(cache, spec) if spec is not None else StateCache(cache)
+    return AttentionCache(cache, spec) if spec is not None else StateCache(cache)
 
 
-class _AttentionRollback:
-    """Attention only: a `SpecCache` in place of the caller's cache, which gets the text's columns in the end."""
+class AttentionCache:
+    """A `SpecCache` in place of the caller's cache, which gets the text's columns in the end.
 
-    takes_trees = True
-    keeps_beginnings = True
+    Attributes:
+        spec: the columns.
+        model_cache: what the model's forward gets.
+        handed_out: the caller's cache, or the one that the model has made.
+        supports_row_removal (`bool`): whether `select` works.
+    """
 
     def __init__(self, original: Any, spec: SpecCache) -> None:
         self.spec = spec
@@ -113,6 +69,7 @@ class _AttentionRollback:
             self.model_cache.is_updated = original.is_updated
 
     def adopt_prefill(self, cache: Any) -> "RollbackCache":
+        """Take over the prompt's columns, `cache` being what the model's output names; returns what to go on with."""
         if isinstance(cache, EncoderDecoderCache) and cache.self_attention_cache is self.model_cache:
             self.model_cache = cache  # the model has put one for its cross-attention next to it
             self.handed_out = EncoderDecoderCache(self.original, cache.cross_attention_cache)
@@ -126,25 +83,34 @@ class _AttentionRollback:
         return self
 
     def checkpoint(self, num_columns: int) -> None:
-        """Nothing is lost by writing."""
+        """Called before each forward, with the columns written since the last commit; nothing is lost by writing."""
 
     def commit(self, paths: Sequence[Sequence[int]], num_columns: int) -> list[int]:
+        """Keep each row's columns in its path, of the `num_columns` written since the last commit.
+
+        Returns how many of each path are kept; what is not has to be computed again.
+        """
         self.spec.commit(paths)
         return [len(path) for path in paths]
 
     def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
         self.spec.select(rows)
         if isinstance(self.model_cache, EncoderDecoderCache):
             self.model_cache.cross_attention_cache.batch_select_indices(torch.tensor(rows, device=HOST))
 
     def rollback(self) -> None:
+        """Forget a forward that did not finish."""
         self.spec.rollback()
 
     def forget(self, num_columns: int) -> None:
+        """Forget the `num_columns` written since the last commit, and their numbers, which may not be finite."""
         self.spec.rollback()
         self.spec.clear_ahead(num_columns)
 
     def close(self) -> None:
-        # States cannot be cut to the shortest row, as keys can: the caller's cache stays as it was before the call.
-        if not self.spec.states or len(set(self.spec.lengths)) == 1:
-            self.spec.export(self.original)
+        """Leave the caller's cache as plain generation would. Rows are equally long."""
+        self.spec.export(self.original)
+
+
+RollbackCache = AttentionCache | StateCache  # any path of columns, or one row's chain in the caller's own cache

@@ -105,7 +105,7 @@ class ModelRunner:
             is_recordable=is_recordable,
             is_undisturbed=is_undisturbed,
         )
-        self.tier: Tier = tier if self.cache.takes_trees else "chain"
+        self.tier: Tier = tier if self.cache.spec is not None else "chain"
         self.kwargs = dict(model_kwargs)
         if original is not None:
             self.kwargs[cache_name(model_kwargs)] = self.cache.model_cache
@@ -282,7 +282,7 @@ class ModelRunner:
             self.cache.rollback()
             self.rows.layouts = []
         if self.keep_cache:
-            if not self.cache.keeps_beginnings and self.outputs is not None:
+            if self.cache.spec is None and self.outputs is not None:
                 with contextlib.suppress(Exception):  # only after an error, which matters more; nothing is left else
                     self.catch_up(self._num_read + 1)
             self.cache.close()
