@@ -43,7 +43,7 @@ from hf_specdec.engine.decode import decode_speculatively
 from hf_specdec.engine.head_pairing import place_head
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
-from hf_specdec.engine.shared_processes import steps_of_model
+from hf_specdec.engine.shared_processes import steps_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.forward_arguments import tensors_of
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -145,7 +145,7 @@ def decode_prepared(request: Request) -> Any:
             state_of(model).warn_once(fault)
         plan = plan_call(request)
         if rank_sync is not None:
-            rank_sync.check(lambda: digests(request, plan))
+            rank_sync.check(digests(request, plan))
         log_notes(model, plan)
     stats = SpecStats.of(plan)
     if plan.loop == "transformers":
@@ -156,7 +156,7 @@ def decode_prepared(request: Request) -> Any:
         return decode_assisted(call, make_drafter(0, None), stats=stats)
     costs = request.costs
     budget = None if costs is None else Budget(costs, max_nodes=plan.budget, widths=plan.widths)
-    steps = steps_of_model(model, stats, budget=budget, observer=request.observer)
+    steps = steps_of(rank_sync, stats, budget=budget, observer=request.observer)
     return decode_speculatively(call, plan, make_drafter, steps=steps, draft_runner=draft_runner)
 
 
@@ -194,7 +194,7 @@ def log_notes(model: PreTrainedModel, plan: CallPlan) -> None:
         state_of(model).warn_once(note)
 
 
-def digests(request: Request, plan: CallPlan, **more: Any) -> dict[str, int]:
+def digests(request: Request, plan: CallPlan) -> dict[str, int]:
     """A digest of everything in a call that decides which forwards are computed, by name."""
     call, draft = request.call, request.assistant_model
     config = call.generation_config
@@ -209,7 +209,6 @@ def digests(request: Request, plan: CallPlan, **more: Any) -> dict[str, int]:
         CACHE: type(call.cache).__name__,
         "tier": plan.way,
         "reason": plan.plain_reason,
-        **more,
     }
     tensors = {"input_ids": call.input_ids, **tensors_of(call.model_kwargs)}
     return {name: digest(value) for name, value in {**tensors, **settings}.items()}

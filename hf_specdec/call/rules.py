@@ -145,10 +145,12 @@ def shown_outputs(request: Request) -> str | None:
     if config.output_attentions or (config.output_hidden_states and config.return_dict_in_generate):
         name = "output_attentions" if config.output_attentions else "output_hidden_states"
         return f"{name} shows what each token's own forward computes"
-    if request.num_rows > 1 and config.return_dict_in_generate and (config.output_scores or config.output_logits):
-        name = "output_scores" if config.output_scores else "output_logits"
-        return f"{name} of a batch shows the padding after the ends of its texts"
-    return None
+    if not (config.return_dict_in_generate and (config.output_scores or config.output_logits)):
+        return None
+    name = "output_scores" if config.output_scores else "output_logits"
+    if is_shared(request.model):
+        return f"{name} shows what one of the model's processes alone chooses from"
+    return f"{name} of a batch shows the padding after the ends of its texts" if request.num_rows > 1 else None
 
 
 def decoder_mask(request: Request) -> str | None:
@@ -268,6 +270,8 @@ def one_by_one(wrapper: Any, request: Request) -> str | None:
         return "PEFT's wrapper puts virtual tokens before each prompt, or looks in it for where its adapter begins"
     if has_own_loop(model):
         return OWN_LOOP
+    if is_shared(model):
+        return "several processes share it, which all decode one call"
     if request.is_assisted:
         return ONE_SEQUENCE
     if model.config.is_encoder_decoder:

@@ -1,130 +1,107 @@
-"""One model in several processes (tensor parallel): the first decides, the others do as it says.
+"""One model in several processes (tensor parallel): the first one's messages, and errors of one that are raised in all.
 
-The model's forwards are collectives, so every process must run the same ones. The first process drafts, draws tokens
-and asks stopping criteria; what it decided travels with the next trees, in one message a step. The others compute the
-same forwards, follow, and check what they can: that all were called with the same inputs, and that their own logits
-allow the first one's choice.
+The model's forwards are collectives, so every process must run the same ones, in the same order. Between them all
+processes exchange messages: those of the first count, those of the others tell of errors.
 """
 
 import contextlib
-import dataclasses
+import pickle
 import zlib
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from hf_specdec.common.tree import DraftTree
 from hf_specdec.compat.devices import device_mesh, is_shared
-from hf_specdec.distributed.rank_channel import RankChannel, describe
 from hf_specdec.errors import RankError, UnsupportedModelError
 
-Trees = list[DraftTree | None]
-Kind = Literal["decisions", "trees", "scores", "end"]
+LENGTH_BYTES = 8
+FIRST_BYTES = 1 << 14  # of a value, in the first collective: the trees of a batch of sixteen with 64 nodes each
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Message:
-    """Message of the first process to the others.
+class RankSync:
+    """The processes of one group.
 
-    Attributes:
-        kind (`str`): what comes after the decisions: nothing yet, trees of the target or of a draft model, or the end.
-        decisions (`list[int | str]`): in order; the text of an error where one ended in it.
-    """
-
-    kind: Kind
-    decisions: list[int | str]
-    trees: Trees = dataclasses.field(default_factory=list)
-
-
-class Scores(Protocol):
-    """The runner of a draft network in the same processes."""
-
-    def score(self, trees: Sequence[DraftTree | None]) -> Any:
-        """Compute the trees' new nodes."""
-
-
-class RankSync(ABC):
-    """Decisions of several processes.
+    Args:
+        device: where the group's collectives run.
 
     Attributes:
-        is_leader (`bool`): whether this process decides.
+        is_leader (`bool`): whether this process is the first, which decides.
+        is_open (`bool`): whether the others listen: none has failed, and the call has not ended.
     """
 
-    is_leader: ClassVar[bool]
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.is_leader, self.is_open = dist.get_rank(group) == 0, True
 
-    def __init__(self, channel: RankChannel, device: torch.device) -> None:
-        self.channel, self.device = channel, device
-        self.is_computing = self.is_over = False
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank: one collective, and another one where a value is long."""
+        content = pickle.dumps(value)
+        parts = self._all_gather(
+            len(content).to_bytes(LENGTH_BYTES) + content[:FIRST_BYTES], LENGTH_BYTES + FIRST_BYTES
+        )
+        lengths = [int.from_bytes(part[:LENGTH_BYTES]) for part in parts]
+        values = [part[LENGTH_BYTES:] for part in parts]
+        if max(lengths) > FIRST_BYTES:
+            rest = self._all_gather(content[FIRST_BYTES:], max(lengths) - FIRST_BYTES)
+            values = [first + more for first, more in zip(values, rest, strict=True)]
+        return [pickle.loads(part[:length]) for part, length in zip(values, lengths, strict=True)]
 
-    @property
-    def intact(self) -> bool:
-        """True if the others still listen: none has failed, all is not decided yet, and no forward was interrupted."""
-        return self.channel.intact and not self.is_computing and not self.is_over
+    def _all_gather(self, content: bytes, size: int) -> list[bytes]:
+        """Every process's bytes, filled up to `size`."""
+        # torch's own memory: the collective's thread may be the last to hold it, and free it
+        sent = torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8).to(self.device, copy=True)
+        received = [torch.empty_like(sent) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(received, sent, group=self.group)
+        return [part.cpu().numpy().tobytes() for part in received]
 
-    @abstractmethod
-    def decide(
-        self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
-    ) -> int:
-        """Result of `make` in the first process; its error is raised in all of them.
+    def exchange(self, message: Any = None, error: BaseException | None = None) -> Any:
+        """The first process's message.
 
         Args:
-            is_watched: whether anybody notices if `make` is not called in the other processes.
-            confirm: told of the decision where a process's own `make` came to another one; raises if it cannot be.
+            error: of this process, which ends the call in all of them.
+
+        Raises:
+            RankError: a process has an error.
         """
-
-    @abstractmethod
-    def decide_now(self, make: Callable[[], int]) -> int:
-        """As `decide`, for a decision that is needed before the next trees."""
-
-    def attempt(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call what is not the first process's alone; an error in another process ends all at the next message."""
-        function(*args)
-
-    @abstractmethod
-    def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
-        """The first process's trees; until they are there, the others compute what its draft runner asks for."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """All is decided."""
-
-    def score(self, trees: Sequence[DraftTree | None]) -> None:
-        """Announce a forward of a draft model that is in all processes."""
-        return
-
-    def flush(self) -> None:
-        """Let the others know what was decided."""
-        return
+        parts = self.gather((message, error and f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        if reasons := [f"rank {rank}: {reason}" for rank, (_, reason) in enumerate(parts) if reason is not None]:
+            self.is_open = False
+            raise RankError(f"The processes of the model cannot go on together. {' | '.join(reasons)}") from error
+        return parts[0][0]
 
     def abandon(self, error: BaseException) -> None:
-        """An error ends the call: let no one wait."""
-        return
+        """Let no process wait for this one, which has failed. Within a forward, which all are in, it can tell none."""
+        if self.is_open:
+            with contextlib.suppress(RankError):
+                self.exchange(error=error)
+
+    def close(self) -> None:
+        """All texts have ended, in all processes."""
+        self.exchange()
+        self.is_open = False
 
     @contextlib.contextmanager
-    def forward(self) -> Iterator[None]:
-        """Around a forward of all processes: an error in there may be one process's own, and no one can be told."""
-        before, self.is_computing = self.is_computing, True
+    def computing(self) -> Iterator[None]:
+        """Around a forward of all processes."""
+        before, self.is_open = self.is_open, False
         yield
-        self.is_computing = before
+        self.is_open = before
 
-    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
+    def check(self, digests: Mapping[str, int]) -> None:
         """Make sure that all processes are called alike, before they compute anything together.
 
         Args:
-            digests: gives a number for everything that has to be the same, by its name.
+            digests: a number for everything that has to be the same, by its name.
 
         Raises:
             RankError: something differs; it is named, in every process.
         """
-        self.flush()
-        first, *others = self.channel.gather(dict(digests()))
-        names = {name for other in others for name, _ in first.items() ^ other.items()}
-        if names:
-            self.channel.intact = False
+        first, *others = self.gather(dict(digests))
+        if names := {name for other in others for name, _ in first.items() ^ other.items()}:
+            self.is_open = False
             raise RankError(
                 f"All processes of a tensor-parallel model must be called alike, but {' and '.join(sorted(names))} "
                 "differ between them. Give every process the same inputs and arguments."
@@ -134,131 +111,10 @@ class RankSync(ABC):
         """Give all processes the first one's random state."""
         accelerator = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         of_device = None if accelerator is None else accelerator.get_rng_state(self.device)
-        state, of_device = self.channel.gather((torch.get_rng_state(), of_device) if self.is_leader else None)[0]
+        state, of_device = self.exchange((torch.get_rng_state(), of_device))
         torch.set_rng_state(state)
         if accelerator is not None:
             accelerator.set_rng_state(of_device, self.device)
-
-
-class _Leader(RankSync):
-    """The process that decides."""
-
-    is_leader = True
-
-    def __init__(self, channel: RankChannel, device: torch.device) -> None:
-        super().__init__(channel, device)
-        self._decided: list[int | str] = []
-
-    def decide(
-        self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
-    ) -> int:
-        try:
-            value = int(make())
-        except Exception as error:
-            self._decided.append(describe(error))
-            raise
-        self._decided.append(value)
-        return value
-
-    def decide_now(self, make: Callable[[], int]) -> int:
-        value = self.decide(make)
-        self.flush()
-        return value
-
-    def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
-        trees = propose()
-        self._send("trees", trees)
-        return trees
-
-    def score(self, trees: Sequence[DraftTree | None]) -> None:
-        self._send("scores", trees)
-
-    def flush(self) -> None:
-        if self._decided:
-            self._send("decisions")
-
-    def finish(self) -> None:
-        self._send("end")
-        self.is_over = True
-        self.channel.exchange()
-
-    def abandon(self, error: BaseException) -> None:
-        if self.intact:
-            with contextlib.suppress(RankError):
-                self.channel.exchange(None, error)
-
-    def _send(self, kind: Kind, trees: Sequence[DraftTree | None] = ()) -> None:
-        """Sends the tree without the distributions, which stay where tokens are drawn."""
-        decided, self._decided = self._decided, []
-        bare = [tree and dataclasses.replace(tree, drafted_from=None, probabilities=None) for tree in trees]
-        self.channel.exchange(Message(kind, decided, bare))
-
-
-class _Follower(RankSync):
-    """A process that does as the first one says."""
-
-    is_leader = False
-
-    def __init__(self, channel: RankChannel, device: torch.device) -> None:
-        super().__init__(channel, device)
-        self._message = Message("decisions", [])
-        self._decisions: deque[int | str] = deque()
-        self._pending_error: Exception | None = None
-
-    def decide(
-        self, make: Callable[[], int], *, is_watched: bool = True, confirm: Callable[[int], None] | None = None
-    ) -> int:
-        while not self._decisions:
-            self._receive()
-        value = self._decisions.popleft()
-        if isinstance(value, str):
-            raise RankError(f"rank 0: {value}")
-        if is_watched:
-            self.attempt(self._compare, make, value, confirm)
-        return value
-
-    def decide_now(self, make: Callable[[], int]) -> int:
-        return self.decide(make, is_watched=False)
-
-    def attempt(self, function: Callable[..., Any], *args: Any) -> None:
-        try:
-            function(*args)
-        except Exception as error:  # noqa: BLE001 raised in all processes with the next message
-            self._pending_error = self._pending_error or error
-
-    def trees(self, propose: Callable[[], list[DraftTree]], draft_runner: Scores | None) -> list[DraftTree]:
-        while True:
-            message = self._next()
-            if message.kind == "trees":
-                return [tree for tree in message.trees if tree is not None]
-            if message.kind != "scores" or draft_runner is None:
-                raise RankError(f"rank 0 is elsewhere in its work ({message.kind})")
-            draft_runner.score(message.trees)
-
-    def finish(self) -> None:
-        if (message := self._next()).kind != "end":
-            raise RankError(f"rank 0 is elsewhere in its work ({message.kind})")
-        self.is_over = True
-        self.channel.exchange(None, self._pending_error)
-
-    def _next(self) -> Message:
-        """The message that brings more than decisions; all of those have been followed."""
-        while self._message.kind == "decisions" and not self._decisions:
-            self._receive()
-        if self._decisions:
-            raise RankError("rank 0 decided more than this process has sequences for")
-        message, self._message = self._message, Message("decisions", [])
-        return message
-
-    def _receive(self) -> None:
-        if self._message.kind != "decisions":
-            raise RankError(f"rank 0 has decided less than this process has sequences for ({self._message.kind})")
-        self._message = self.channel.exchange(None, self._pending_error)
-        self._decisions.extend(self._message.decisions)
-
-    def _compare(self, make: Callable[[], int], decided: int, confirm: Callable[[int], None] | None) -> None:
-        if int(make()) != decided and confirm is not None:
-            confirm(decided)
 
 
 def rank_sync_of(model: PreTrainedModel) -> RankSync | None:
@@ -277,14 +133,13 @@ def rank_sync_of(model: PreTrainedModel) -> RankSync | None:
             f"{type(model).__name__} is shared out by {others[0]}. With spec_method only tensor parallelism works, "
             'distributed_config=DistributedConfig(tp_plan="auto").'
         )
-    channel = RankChannel((mesh["tp"] if mesh.ndim > 1 else mesh).get_group(), model.device)
-    return (_Leader if channel.rank == 0 else _Follower)(channel, model.device)
+    return RankSync((mesh["tp"] if mesh.ndim > 1 else mesh).get_group(), model.device)
 
 
 def any_process(model: PreTrainedModel, flag: bool) -> bool:
     """True if `flag` holds in any process of the model; all of them ask."""
     rank_sync = rank_sync_of(model)
-    return flag if rank_sync is None else any(rank_sync.channel.gather(flag))
+    return flag if rank_sync is None else any(rank_sync.gather(flag))
 
 
 def digest(value: Any) -> int:

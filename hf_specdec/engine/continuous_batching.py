@@ -73,11 +73,6 @@ class ContinuousBatching:
                         if sequence in self._keys and sequence.error is None:
                             keep_text(self._batch.target, self.prefixes, self._keys[sequence], place)
                         yield self._ended(sequence)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._steps.abandon(error)
-            raise
         finally:
             with contextlib.ExitStack() as stack:
                 for batch in (self._batch, None if self._next is None else self._next.batch):
@@ -88,7 +83,6 @@ class ContinuousBatching:
     def _ended(self, sequence: SequenceState) -> SequenceState:
         self._keys.pop(sequence, None)
         sequence.end()
-        self._steps.flush()
         return sequence
 
     def _fill(self, queue: Iterator[QueuedSequence | None]) -> Iterator[SequenceState]:
@@ -119,7 +113,6 @@ class ContinuousBatching:
         if len(live) >= self.max_rows:
             return None
         if self._next is None:
-            self._steps.flush()  # the next prompt may be one that is decoded by itself
             self._next = next(queue, None)
             if self._next is not None:
                 check_own_drafters(
@@ -133,8 +126,7 @@ class ContinuousBatching:
     def _read(self, queued: QueuedSequence) -> None:
         """The prompt's forward and the first token; the beginning that another text has in common is copied."""
         sequence, target, prompt = queued.sequence, queued.batch.target, queued.batch.prompt
-        sequence.isolates_errors, sequence.can_go_on = True, self._steps.can_go_on
-        sequence.isolates_drafter = not self._steps.is_shared and queued.batch.draft_runner is None
+        sequence.isolates_errors, sequence.isolates_drafter = True, queued.batch.draft_runner is None
         reuse = prompt.reuse()
         weights = state_of(target.model).weights.of(target.model) if reuse.step and self.prefixes.max_bytes else None
         key = queued.prefix_key, weights, reuse.step
@@ -142,9 +134,7 @@ class ContinuousBatching:
             if reuse.step:
                 sequence.stats.num_cached_tokens = prompt.load(self.prefixes, key, reuse)
             self._steps.begin(queued.batch)
-        except Exception as error:
-            if not self._steps.can_go_on():
-                raise
+        except Exception as error:  # noqa: BLE001 - that of this sequence alone
             sequence.fail(error)
             return
         if reuse.step and len(sequence.prompt) >= reuse.least:

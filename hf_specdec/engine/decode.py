@@ -19,9 +19,11 @@ from hf_specdec.engine.call import Call, call_output, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
+from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes
 from hf_specdec.engine.step import StepRunner
+from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
 from hf_specdec.forward.token_buffer import TokenBuffer
@@ -36,7 +38,7 @@ class _Loop:
     def __init__(self, batch: Batch, steps: StepRunner, *, streamer: Any) -> None:
         self.batch, self.sequences, self.streamer, self._steps = batch, list(batch.sequences), streamer, steps
         if streamer is not None:
-            self._steps.listen(self._stream)
+            self._steps.on_token = self._stream
 
     def run(self) -> None:
         """Prompt, then steps until every text ends. Whatever happens, the cache is left holding the text."""
@@ -173,12 +175,12 @@ def _sequences(
         if len(texts) > 1:
             processors = processors_of_row(processors, index)
             criteria = criteria_of_row(criteria, index)
-        sampler = steps.sampler(processors, call.generation_config, device, generator)
+        sampler = Sampler(processors, call.generation_config, device, generator)
         prompt = call.prompt_of(index)
         with isolated_rng(sampler):
             drafter = make_drafter(index, generator)
         check_own_drafters(drafter, sequences)
-        stop_check = steps.stop_check(criteria)
+        stop_check = StopCheck(criteria)
         sequences.append(SequenceState(index, text, prompt, drafter, sampler, stop_check, steps.stats))
     return sequences
 
@@ -190,15 +192,14 @@ def queued_sequence_of(
     index: int,
     generator: torch.Generator | None,
     draft_runner: BaseDraftRunner | None,
-    steps: StepRunner,
     prefix_key: Hashable,
 ) -> QueuedSequence:
     """A call of one sequence, to be decoded among others."""
     (text,) = _texts(call)
-    sampler = steps.sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
+    sampler = Sampler(call.logits_processor, call.generation_config, call.input_ids.device, generator)
     stats = SpecStats.of(plan)
     stats.method = stats.method or type(drafter).__name__
-    stop_check = steps.stop_check(call.stopping_criteria)
+    stop_check = StopCheck(call.stopping_criteria)
     sequence = SequenceState(index, text, text.tokens.copy(), drafter, sampler, stop_check, stats)
     target = ModelRunner(
         call.model,
@@ -212,7 +213,7 @@ def queued_sequence_of(
         facts=call.facts,
     )
     longest = len(text) + (call.max_new_tokens or 0) + MAX_DRAFT
-    batch = _batch(call, plan, [sequence], target, steps.network(draft_runner))
+    batch = _batch(call, plan, [sequence], target, draft_runner)
     return QueuedSequence(batch, longest, (call.now, prefix_key))
 
 

@@ -44,7 +44,6 @@ class SequenceState:
         stats (`SpecStats`): its counters, or those of the whole call.
         isolates_errors (`bool`): whether an error of its processors or criteria ends this sequence alone.
         isolates_drafter (`bool`): the same for its drafter.
-        can_go_on: tells whether others can still be decoded after such an error.
         error (`Exception | None`): what ended the sequence alone.
         draws: entered where its drafter is asked: a caller's takes no random number of the text's.
     """
@@ -67,7 +66,6 @@ class SequenceState:
         self.visited: list[int] = []
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
-        self.can_go_on: Callable[[], bool] = lambda: True
         self.error: Exception | None = None
         self._run: list[int] = []  # forced tokens of this step that the drafter has learned of before they are verified
         self.stats = stats
@@ -201,13 +199,24 @@ class SequenceState:
         """Choose the token after `node`, add it to the text; returns it, and whether the text ends with it."""
         self.visited.append(node)
         token = self.sampler.choose(node, self.text)
-        self.text.append(token)
-        self.length += 1
-        self.stats.num_tokens += 1
+        self._append(token)
         self.finished = self.stop_check(self.text, self.sampler.scores)
         if on_token is not None:  # after the criteria, as in plain decoding
             on_token(self, node, token)
         return token, self.finished
+
+    def follow(self, result: VerifyResult, finished: bool, on_token: OnToken | None) -> None:
+        """Take over tokens that another process has chosen, and whether the text ends with them."""
+        for node, token in zip(result.path, result.tokens, strict=True):
+            self._append(token)
+            if on_token is not None:
+                on_token(self, node, token)
+        self.finished = finished
+
+    def _append(self, token: int) -> None:
+        self.text.append(token)
+        self.length += 1
+        self.stats.num_tokens += 1
 
     def observe(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
         """Tell the drafter what became of its tree."""
@@ -243,11 +252,11 @@ class SequenceState:
 
     @contextlib.contextmanager
     def _isolated(self, isolates: bool) -> Iterator[None]:
-        """Errors in there end this sequence alone where it `isolates` them, and the processes can still go on."""
+        """Errors in there end this sequence alone where it `isolates` them."""
         try:
             yield
         except Exception as error:
-            if not (isolates and self.can_go_on()):
+            if not isolates:
                 raise
             self.fail(error)
 

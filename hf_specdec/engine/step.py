@@ -6,12 +6,8 @@ Knows neither methods nor models: a `Drafter` proposes, a `ModelRunner` computes
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.common.stats import SpecStats
@@ -19,9 +15,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.sampling.random_streams import drawn_seed
-from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
-from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
@@ -50,11 +44,9 @@ class StepRunner:
 
     Attributes:
         on_token: called with the sequence, the node that decided and the token, for every token of a text.
-        is_shared (`bool`): whether other processes decode the same texts with parts of the same models.
         leads (`bool`): whether this process drafts and chooses.
     """
 
-    is_shared = False
     leads = True
 
     def __init__(
@@ -70,24 +62,6 @@ class StepRunner:
         self._draws: contextlib.AbstractContextManager[None] | None = None  # of observers
         self._unrecorded: Callable[[], None] | None = None  # the last step's counts and costs
 
-    def listen(self, on_token: OnToken) -> None:
-        """Call `on_token` for every token from now on."""
-        self.on_token = on_token
-
-    def sampler(
-        self,
-        processors: LogitsProcessorList,
-        config: GenerationConfig,
-        device: torch.device,
-        generator: torch.Generator | None,
-    ) -> Sampler:
-        """Sampler of one row."""
-        return Sampler(processors, config, device, generator)
-
-    def stop_check(self, criteria: StoppingCriteriaList) -> StopCheck:
-        """Stop check of one row."""
-        return StopCheck(criteria)
-
     def seed(self) -> int:
         """A number drawn from the global generator."""
         return drawn_seed()
@@ -95,16 +69,6 @@ class StepRunner:
     def network(self, draft_runner: BaseDraftRunner | None) -> BaseDraftRunner | None:
         """The draft network, where this process computes with it."""
         return draft_runner
-
-    def check(self, digests: Callable[[], Mapping[str, int]]) -> None:
-        """Make sure that all processes are called alike, by digests of what has to be the same."""
-
-    def flush(self) -> None:
-        """Let other processes know what was decided."""
-
-    def can_go_on(self) -> bool:
-        """Tell whether there can be further steps after an error."""
-        return True
 
     def abandon(self, error: BaseException) -> None:
         """An error ends the call."""
@@ -119,9 +83,9 @@ class StepRunner:
         has_cached = cached is not None and any(cached.lengths)
         of_prompts = self._prefill(batch)
         read = time.perf_counter()
-        logits = batch.read([sequence.tree for sequence in batch.sequences])
-        for sequence in batch.sequences:
-            sequence.emit(0, self.on_token)
+        trees = [sequence.tree for sequence in batch.sequences]
+        logits = batch.read(trees)
+        self._choose(batch, trees, [])
         chosen = time.perf_counter()
         if self.budget is not None and not has_cached:
             self.budget.has_read(sum(len(sequence.text) for sequence in batch.sequences), chosen - start)
@@ -130,7 +94,7 @@ class StepRunner:
             outputs = NodeOutputs(logits[place], batch.target.states_read(place), of_prompt)
             if batch.draft_runner is not None:
                 batch.draft_runner.read(place, outputs.hidden_states)
-            if self.leads:
+            if self.leads and sequence.error is None:
                 sequence.begin(sequence.text.tokens[-1], outputs)
             elif batch.draft_runner is not None and sequence.prompt:
                 batch.draft_runner.keep(place, sequence.text.tokens[-1:])
@@ -190,12 +154,7 @@ class StepRunner:
         wanted = [sequence.asked_of_prompt for sequence in batch.sequences]
         return batch.prompt.read(wanted if any(tokens for tokens, _ in wanted) else ())
 
-    def _trees(self, batch: Batch, *how: Any) -> list[DraftTree]:
-        return self._propose(batch, *how)
-
-    def _propose(
-        self, batch: Batch, forwards: DraftForwards, budget: Budget | None, cost: DraftCost
-    ) -> list[DraftTree]:
+    def _trees(self, batch: Batch, forwards: DraftForwards, budget: Budget | None, cost: DraftCost) -> list[DraftTree]:
         """Get the drafters' trees, cut to what the model can verify and what the texts have room for."""
         most, is_chain = batch.max_nodes, batch.target.tier == "chain"
         most = most if budget is None else min(most, budget.max_draft)
@@ -247,8 +206,7 @@ class StepRunner:
         """Choose every sequence's tokens and keep what was accepted; after an error, what was chosen before it."""
         results: list[VerifyResult] = []
         try:
-            for sequence, tree in zip(batch.sequences, trees, strict=True):
-                results.append(sequence.verify(tree, self.on_token))
+            self._choose(batch, trees, results)
         except BaseException:
             interrupted = [sequence.visited for sequence in batch.sequences[len(results) :][:1]]
             paths = [*(result.path for result in results), *interrupted]
@@ -256,6 +214,11 @@ class StepRunner:
             raise
         batch.target.commit([result.path for result in results])
         return results
+
+    def _choose(self, batch: Batch, trees: Sequence[DraftTree], results: list[VerifyResult]) -> None:
+        """Choose every sequence's tokens, and add its result to `results`."""
+        for sequence, tree in zip(batch.sequences, trees, strict=True):
+            results.append(sequence.verify(tree, self.on_token))
 
     def _observe(
         self,

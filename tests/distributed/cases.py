@@ -128,9 +128,8 @@ ODD: dict[str, Callable[[int], dict[str, Any]]] = {
     "lengths that differ": lambda rank: {"input_ids": PROMPT[:, rank:]},
     "methods that differ": lambda rank: {"spec_method": "prompt_lookup" if rank else "lookahead"},
     "an error in the first": lambda rank: _processors(rank, 0),
-    "an error in the second": lambda rank: _processors(rank, 1),
+    "an error in the second, which no one asks": lambda rank: _processors(rank, 1),
     "an error in an observer": lambda rank: {"spec_observer": _raise} if rank else {},
-    "logits that differ": lambda rank: {"hook": (lambda module, args, out: out.flip(-1)) if rank else None},
     "all is well again": lambda rank: {},
 }
 

@@ -93,7 +93,14 @@ def test_two_processes_give_one_process_s_text(
 
 
 @pytest.mark.parametrize(
-    "case", ["drafters that differ", "clocks that differ", "noise that differs", "plain with clocks"]
+    "case",
+    [
+        "drafters that differ",
+        "clocks that differ",
+        "noise that differs",
+        "plain with clocks",
+        "an error in the second, which no one asks",
+    ],
 )
 def test_the_first_process_decides(case: str, results: Results, alone: Any) -> None:
     """Drafts, stops and scores may depend on a process; all follow the first one."""
@@ -108,9 +115,7 @@ def test_the_first_process_decides(case: str, results: Results, alone: Any) -> N
         ("prompts that differ", None, "input_ids"),
         ("lengths that differ", None, "input_ids"),
         ("methods that differ", None, "spec_method"),
-        ("logits that differ", 1, "RankError: the logits"),
         ("an error in the first", 0, "LookupError: no such word"),
-        ("an error in the second", 1, "LookupError: no such word"),
         ("an error in an observer", 1, "KeyError: 'observer'"),
     ],
 )
@@ -130,11 +135,11 @@ def test_after_errors_the_model_works_as_before(results: Results, alone: Any) ->
 
 
 def test_many_prompts(results: Results, folder: Path) -> None:
-    """The same results in the same order, the seeds drawn by the first process."""
+    """Each prompt by itself, the seeds drawn by the first process."""
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(folder / "llama")
     expected = json.loads(json.dumps(many(model, 0)))
     assert [result["many"] for result in results] == [expected, expected]
-    assert sum(not is_good for *_, is_good in expected) == 2
+    assert sum(not is_good for _, _, is_good, _ in expected) == 2
     torch.manual_seed(seed_of(1))
     assert many(model, 1) != expected, "other seeds would have shown"
 

@@ -57,8 +57,6 @@ def main(folder: Path) -> None:
 
 def outcome(model: Any, rank: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Tokens, statistics and the random state of one call, or its error."""
-    hook = kwargs.pop("hook", None)
-    handle = model.lm_head.register_forward_hook(hook) if hook is not None else None
     kwargs = {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in kwargs.items()}
     state_of(model).method_state.by_name.clear()  # what earlier calls have taught
     torch.manual_seed(seed_of(rank))
@@ -66,9 +64,6 @@ def outcome(model: Any, rank: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         output = model.generate(**kwargs, return_dict_in_generate=True)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    finally:
-        if handle is not None:
-            handle.remove()
     stats = output.spec_stats
     return {
         "tokens": output.sequences.tolist(),
@@ -80,15 +75,16 @@ def outcome(model: Any, rank: int, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def many(model: Any, rank: int) -> list[Any]:
-    """Results of a batch that is kept full, one prompt bad, each call with seeds of its own."""
+    """Results of a job in the order of its prompts, one of them bad, each call with seeds of its own."""
     prompts: list[Any] = [PROMPT[0, start : start + 12 + start].tolist() for start in range(5)]
     prompts.insert(2, [500])
     torch.manual_seed(seed_of(rank))
+    options: dict[str, Any] = {"max_batch_size": 3, "max_new_tokens": 12, "spec_method": "prompt_lookup"}
     return [
-        [result.index, result.token_ids, result.seed, result.error is None]
+        [result.index, result.token_ids, result.error is None, result.error is None and result.seed]
         for sampled in (False, True)
-        for result in hf_specdec.generate_many(
-            model, prompts, max_batch_size=3, max_new_tokens=12, do_sample=sampled, spec_method="prompt_lookup"
+        for result in sorted(
+            hf_specdec.generate_many(model, prompts, do_sample=sampled, **options), key=lambda result: result.index
         )
     ]
 

@@ -12,7 +12,7 @@ from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import PLAIN, read_prompt_request, with_method
 from hf_specdec.call.checks import check_taken
-from hf_specdec.call.generate import digests, log_notes, prepared_request
+from hf_specdec.call.generate import log_notes, prepared_request
 from hf_specdec.call.plan import drafting_of, plan_row
 from hf_specdec.call.request import Request
 from hf_specdec.call.rules import UNREAD, alone, one_by_one
@@ -25,7 +25,7 @@ from hf_specdec.engine.decode import queued_sequence_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import of_prompt
 from hf_specdec.engine.sampling.random_streams import OwnDraws
-from hf_specdec.engine.shared_processes import agreed_seed, steps_of_model
+from hf_specdec.engine.shared_processes import agreed_seed
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
 
@@ -64,9 +64,9 @@ class Job:
             return
         costs = request.costs
         budget = None if costs is None else Budget(costs, max_nodes=request.budget)
-        steps = steps_of_model(self.model, SpecStats(), budget=budget, observer=request.observer)
+        steps = StepRunner(SpecStats(), budget=budget, observer=request.observer)
         batching = ContinuousBatching(steps, max_rows=max_rows, max_columns=max_columns, prefixes=self.prefixes)
-        for done in batching.run(self._queued(prompts, request, steps)):
+        for done in batching.run(self._queued(prompts, request)):
             yield from self._finished()
             prompt = self._prompts.pop(done.index)
             yield self._result(done.index, prompt, done.emitted, done.error, done.stats)
@@ -85,29 +85,27 @@ class Job:
             check_taken(request)
         return request
 
-    def _queued(
-        self, prompts: Iterator[tuple[int, Any]], job: Request, steps: StepRunner
-    ) -> Iterator[QueuedSequence | None]:
+    def _queued(self, prompts: Iterator[tuple[int, Any]], job: Request) -> Iterator[QueuedSequence | None]:
         """Prompts ready to join the batch; those that cannot share it are decoded alone on the way."""
         for index, prompt in prompts:
             if prompt is NOT_YET:
                 yield None
                 continue
             try:
-                queued = self._prepared(index, prompt, job, steps)
+                queued = self._prepared(index, prompt, job)
             except _CannotJoin as reason:
                 self._warn_once(f"decodes some prompts alone: {reason}")
                 self._ready.append(self._alone(index, prompt))
                 continue
             except Exception as error:
-                if not _is_the_prompts_own(error, prompt) or not steps.can_go_on():
+                if not _is_the_prompts_own(error, prompt):
                     raise
                 self._ready.append(self._result(index, prompt, [], error, SpecStats()))
                 continue
             self._prompts[index] = prompt
             yield queued
 
-    def _prepared(self, index: int, prompt: Any, job: Request, steps: StepRunner) -> QueuedSequence:
+    def _prepared(self, index: int, prompt: Any, job: Request) -> QueuedSequence:
         """One prompt ready to join the batch; raises `_CannotJoin` where it is decoded alone."""
         inputs = self._inputs(index, prompt)
         salt = inputs.pop("cache_salt")
@@ -125,10 +123,9 @@ class Job:
         draft_runner, make_drafter = drafting_of(request, plan)
         seed = self._seed_of(index, inputs)
         generator = None if seed is None else torch.Generator(request.device).manual_seed(seed)
-        steps.check(lambda: digests(request, plan, prompt=index))
         log_notes(self.model, plan)
         drafter = make_drafter(0, generator)
-        queued = queued_sequence_of(request.call, plan, drafter, index, generator, draft_runner, steps, salt)
+        queued = queued_sequence_of(request.call, plan, drafter, index, generator, draft_runner, salt)
         queued.sequence.stats.seeds = None if seed is None else [seed]
         return queued
 
