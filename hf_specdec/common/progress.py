@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
 Item = TypeVar("Item")
 
@@ -13,10 +13,6 @@ def with_bar(
     items: Iterable[Item], *, total: int | None, done: int = 0, is_shown: bool = True, label: str = "prompts"
 ) -> Iterator[Item]:
     """The same items, counted from `done` to `total`; `None` is an unknown total. `label` stands before the bar."""
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not is_shown or not console.is_terminal) as bar:
-        task = bar.add_task(label, total=total, completed=done)
-        for item in items:
-            bar.advance(task)
-            yield item
+    is_shown = is_shown and console.is_terminal
+    return iter(track(items, label, total=total, completed=done, console=console, disable=not is_shown))

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 
 LOOPS = {
-    "own": "this package's loop",
+    "spec": "this package's loop",
     "assisted": "transformers' assisted decoding",
     "transformers": "transformers' own loop",
 }
@@ -25,7 +25,7 @@ class CallPlan:
         way (`str`): what a forward of the target verifies: `"tree"`, `"chain"`, or `"plain"` for one token.
         reason (`str`): why it is this way.
         method (`str`): the method's name; empty for a drafter of the user's own.
-        loop (`str`): `"own"` is this package's, `"assisted"` transformers' assisted decoding, `"transformers"` its own
+        loop (`str`): `"spec"` is this package's, `"assisted"` transformers' assisted decoding, `"transformers"` its own
             greedy search, sampling or `generate`.
         network (`str | None`): class of the draft model or head; `None` without one.
         budget (`int`): most drafted tokens of a row and step.
@@ -46,7 +46,7 @@ class CallPlan:
     way: Literal["tree", "chain", "plain"]
     reason: str
     method: str = ""
-    loop: Literal["own", "assisted", "transformers"] = "own"
+    loop: Literal["spec", "assisted", "transformers"] = "spec"
     network: str | None = None
     budget: int = 0
     budget_reason: str = ""

@@ -29,10 +29,10 @@ class Streamer:
 
 # family, arguments of generate, way, whose loop, how the reason begins
 TABLE: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
-    "trees where the probe finds them right": ("llama", {}, "tree", "own", "a tree of tokens gives the logits"),
-    "chains where siblings would mix": ("minimax", {}, "chain", "own", "several tokens in sequence work; no tree"),
-    "a static cache": ("llama", {"cache_implementation": "static"}, "tree", "own", "a tree of tokens"),
-    "rows at their own pace": ("llama", {"inputs": BATCH}, "tree", "own", "a tree of tokens"),
+    "trees where the probe finds them right": ("llama", {}, "tree", "spec", "a tree of tokens gives the logits"),
+    "chains where siblings would mix": ("minimax", {}, "chain", "spec", "several tokens in sequence work; no tree"),
+    "a static cache": ("llama", {"cache_implementation": "static"}, "tree", "spec", "a tree of tokens"),
+    "rows at their own pace": ("llama", {"inputs": BATCH}, "tree", "spec", "a tree of tokens"),
     "no rows of chains": (
         "gpt_neo",
         {"inputs": BATCH},

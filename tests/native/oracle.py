@@ -292,7 +292,11 @@ def found_in(source: NgramIndex | NgramPool, index: NgramIndex) -> list[Match]:
     """Find the newest places in `source` after every n-gram that ends the text of `index`, each once."""
     context, result = index.tokens[-MAX_MATCH:], dict[tuple[int, int], Match]()
     for size in range(min(source.max_ngram_size, len(context)), 0, -1):
-        for other, place in source.search(context[-size:], limit=NUM_PLACES):
+        if isinstance(source, NgramIndex):
+            places = [(source, place) for place in source.places(context[-size:], NUM_PLACES)]
+        else:
+            places = source.search(context[-size:], limit=NUM_PLACES)
+        for other, place in places:
             result.setdefault((id(other), place), (other.tokens, place, match_length(other.tokens, place, context)))
     return list(result.values())
 
@@ -314,5 +318,6 @@ def _score_of(noise: Array, token: int) -> float:
 
 def _common_of(index: NgramIndex) -> Entry:
     """The text's commonest tokens and the evidence for each: the last resort after unknown contexts."""
-    shares = list(index.common.shares().items())[:NUM_COMMON]
+    ranking, ranked, total = index.common.arrays
+    shares = [(token, count / total) for token, count in zip(ranking, ranked, strict=True)][:NUM_COMMON]
     return [token for token, _ in shares], [max(0.0, FLOOR + math.log(share / (1.0 - share))) for _, share in shares]

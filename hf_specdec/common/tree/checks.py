@@ -49,14 +49,6 @@ def _check(holds: bool, field: str, rule: str, value: object) -> None:
         raise ConfigError(field, rule, value, "TreeBuilder and DraftTree.chain fill in all but the tokens.")
 
 
-def no_child(parent: object, token: object, num_nodes: int) -> ConfigError:
-    """The error for a child that a tree of so many nodes cannot get."""
-    if isinstance(parent, int | np.integer) and 0 <= parent < num_nodes:
-        return ConfigError("token", "must be a token id", token, "Write int(token) for a NumPy array of one.")
-    remedy = "Pass 0, the root, or what add returned."
-    return ConfigError("parent", f"must be a node, 0 to {num_nodes - 1}", parent, remedy)
-
-
 def check_probabilities(probabilities: Sequence[float], num_nodes: int) -> None:
     """Raise `ConfigError` where there are more or fewer than nodes, or one is no probability."""
     try:

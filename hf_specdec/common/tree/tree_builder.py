@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from hf_specdec.common.tree.checks import no_child
+import numpy as np
+
 from hf_specdec.common.tree.draft_tree import DraftTree
 from hf_specdec.errors import ConfigError
 
@@ -35,7 +36,7 @@ class TreeBuilder:
         try:
             child = self._children[parent if parent >= 0 else len(self)].get(token)
         except (IndexError, TypeError) as error:
-            raise no_child(parent, token, len(self)) from error
+            raise _no_child(parent, token, len(self)) from error
         if child is not None:
             return child
         node = len(self._tokens)
@@ -62,3 +63,11 @@ class TreeBuilder:
     def build(self) -> DraftTree:
         """The finished tree."""
         return DraftTree.of_nodes(tuple(self._tokens), tuple(self._parents), tuple(self._depths))
+
+
+def _no_child(parent: object, token: object, num_nodes: int) -> ConfigError:
+    """The error for a child that a tree of so many nodes cannot get."""
+    if isinstance(parent, int | np.integer) and 0 <= parent < num_nodes:
+        return ConfigError("token", "must be a token id", token, "Write int(token) for a NumPy array of one.")
+    remedy = "Pass 0, the root, or what add returned."
+    return ConfigError("parent", f"must be a node, 0 to {num_nodes - 1}", parent, remedy)

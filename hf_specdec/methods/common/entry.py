@@ -6,6 +6,8 @@ and load its draft heads if it has any, and the words for where its drafts come 
     METHOD = Method(name="my_method", config_class=MyConfig, summary="drafts ...", make=make)
 """
 
+import copy
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -44,6 +46,21 @@ class MethodState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.by_name = state["by_name"]
+
+
+class SharedState:
+    """Base class of what several threads use: who reads or changes it holds `_lock`; a copy is of one moment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name != "_lock"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ is ever indexed anew. Safe to share between threads. Knows nothing about drafts 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from hf_specdec.kernels import native
-from hf_specdec.methods.common.shared_state import SharedState
+from hf_specdec.methods.common.entry import SharedState
 
 NUM_COMMON = 32  # ranked tokens; 64 drafted no better on recorded chat answers, 16 did below 32 nodes
 FIRST_SLOTS = 64
@@ -58,14 +58,6 @@ class TopCounts:
             rank -= 1
         ranking[rank], ranked[rank] = token, count
 
-    def shares(self) -> dict[int, float]:
-        """Share of each ranked token, largest first, in all counts and `size` unseen ones.
-
-        The unseen ones keep the first few counts from being taken for a distribution.
-        """
-        ranking, ranked, total = self.arrays
-        return {token: count / total for token, count in zip(ranking, ranked, strict=True)}
-
     @property
     def arrays(self) -> "tuple[array[int], array[int], int]":
         """The ranked tokens, their counts, and the sum of all counts with the unseen ones."""
@@ -84,7 +76,7 @@ class NgramIndex:
         tokens (`array`): the text.
         max_ngram_size (`int`): longest n-gram that is looked up.
         common (`TopCounts`): tokens by the number of different tokens that they follow (the lowest order of
-            Kneser-Ney smoothing): the best prediction after a context that was never seen.
+            Kneser-Ney smoothing): the best prediction after a context that was never seen. Empty without a core.
     """
 
     def __init__(self, max_ngram_size: int) -> None:
@@ -95,7 +87,6 @@ class NgramIndex:
         self._older = array("i")  # (tokens, orders): for each position the one before it, 0 for none
         self._newest = _zeros(FIRST_SLOTS)  # of every n-gram, its newest end
         self._num_ngrams = 0
-        self._pairs: set[tuple[int, int]] | None = None  # of neighbouring tokens, where there is no core
 
     def __len__(self) -> int:
         """Tokens of the text."""
@@ -115,9 +106,12 @@ class NgramIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens after the text."""
+        if native.core is None:
+            self.tokens.extend(tokens)
+            return
         rest = iter(tokens)
         while piece := tuple(islice(rest, ADDED_AT_ONCE)):
-            for token in self._add_pairs(piece) if native.core is None else self._add(piece):
+            for token in self._add(piece):
                 self.common.add(token)
 
     def places(self, ngram: Sequence[int], limit: int) -> list[int]:
@@ -132,10 +126,6 @@ class NgramIndex:
             is_found &= text[offset : offset + count] == token
         places: list[int] = (np.flatnonzero(is_found)[::-1][:limit] + len(ngram)).tolist()
         return places
-
-    def search(self, ngram: Sequence[int], *, limit: int) -> "list[tuple[NgramIndex, int]]":
-        """Find places as `places` does, each with this index; as `NgramPool.search`."""
-        return [(self, place) for place in self.places(ngram, limit)]
 
     def match_length(self, place: int, context: Sequence[int], limit: int) -> int:
         """Count how many of the last tokens of `context` are also in front of `place`, up to `limit`."""
@@ -158,19 +148,6 @@ class NgramIndex:
         self.tokens.extend(tokens)
         added, followers = native.core.link(*self.arrays, start)
         self._num_ngrams += added
-        return followers
-
-    def _add_pairs(self, tokens: Sequence[int]) -> list[int]:
-        """Add tokens where there is no core; returns the same."""
-        if self._pairs is None:
-            self._pairs = set(pairwise(self.tokens))
-        new = [*self.tokens[-1:], *tokens]
-        self.tokens.extend(tokens)
-        followers = []
-        for pair in pairwise(new):
-            if pair not in self._pairs:
-                self._pairs.add(pair)
-                followers += [pair[1]] * (pair[1] >= 0)
         return followers
 
 

@@ -9,7 +9,7 @@ import bisect
 import itertools
 from collections.abc import Iterable
 
-from hf_specdec.methods.common.shared_state import SharedState
+from hf_specdec.methods.common.entry import SharedState
 
 BIN_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 PRIOR_MEANS = (0.6, 0.15, 0.08, 0.04)  # acceptance of a first, second, third, later child before anything is counted

@@ -96,7 +96,7 @@ def generate(
         if text is None and not json:
             note(prompts[0].text, "dim")
         if compare:
-            from hf_specdec.tools.cli.compare import compare_and_print
+            from hf_specdec.tools.cli.measured import compare_and_print
 
             compare_and_print(job, prompts, rounds, as_json=json)
         elif json:

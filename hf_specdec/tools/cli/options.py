@@ -4,6 +4,7 @@ They have the names of the arguments in Python. Nothing here imports torch, so t
 """
 
 import errno
+import pkgutil
 import socket
 import sys
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from hf_specdec import methods
 from hf_specdec.errors import ConfigError, unknown_name
 from hf_specdec.loading.published import check_name
 
-METHODS = ("auto", "dflash", "draft_model", "eagle3", "lookahead", "mtp", "none", "plain", "prompt_lookup")
+FOLDERS = [folder.name for folder in pkgutil.iter_modules(methods.__path__) if folder.ispkg]  # none is imported
+METHODS = sorted({"none", *FOLDERS} - {"common"})
 ALIASES = ("draft_target", "eagle", "ngram")
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")]
 Seed = Annotated[
