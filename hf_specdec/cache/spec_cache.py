@@ -11,7 +11,7 @@ from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
 from hf_specdec.cache.spec_layer import Blocks, Moves, RowReserve, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.caches import (
     ATTENTION_LAYERS,
@@ -97,7 +97,7 @@ class SpecCache(Cache):
         """Write one layer's new columns; layers come into being as the model names them."""
         while len(self.layers) <= layer_idx:
             self.layers.append(SpecLayer(reserve=self.reserve, write_index=self._write_index))
-        if (open_recorder := here.recorder) is None:
+        if (open_recorder := this_thread.recorder) is None:
             keys, values = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
             return keys, values
         with open_recorder.paused():

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.cache.spec_layer import SpecLayer
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.common.transfer import to_device
 from hf_specdec.compat.caches import LinearAttentionLayer
 
@@ -182,7 +182,7 @@ class StateLayer(LinearAttentionLayer):
                 self._count([conv_states.shape[-1]] * len(conv_states))
             full: torch.Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)
             return full
-        if (recorder := here.recorder) is None:
+        if (recorder := this_thread.recorder) is None:
             return self.join(conv_states, state_idx)
         with recorder.paused():
             joined = self.join(conv_states, state_idx)

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.call.request import Request, prompt_length
 from hf_specdec.call.rules import OWN_LOOP
-from hf_specdec.common.replaced import Replacement, here, replaced
+from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.generation import ModelOutput
 from hf_specdec.engine.call import Call, with_stats
@@ -120,8 +120,8 @@ class _Encoder(Replacement):
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if here.encoder is not None:
-            here.encoder(args, kwargs)
+        if this_thread.encoder is not None:
+            this_thread.encoder(args, kwargs)
         return self.original(*args, **kwargs)
 
 

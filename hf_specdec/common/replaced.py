@@ -2,11 +2,11 @@
 
 Everything that this package puts into a model's modules goes in and out here:
 
-    with replaced([Kept(model.base_model)], states=[]):     # `Kept` is a `Replacement` that reads `here.states`
+    with replaced([Kept(model.base_model)], states=[]):  # `Kept`, a `Replacement`, reads `this_thread.states`
         model(**inputs)
 
-`here` has what the forwards of this thread are to do. In another thread its values are the defaults, by which a
-replacement calls the forward that it is in the place of: there, modules compute as they are.
+`this_thread` has what the forwards of this thread are to do. In another thread its values are the defaults, by which
+a replacement calls the forward that it is in the place of: there, modules compute as they are.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Recorder(Protocol):
         """A block of which nothing is noted."""
 
 
-class Here(threading.local):
+class ThreadValues(threading.local):
     """Values of this thread's forwards.
 
     Attributes:
@@ -76,14 +76,14 @@ class Here(threading.local):
     encoder: Any = None
 
 
-here = Here()
+this_thread = ThreadValues()
 
 
 class Replacement:
     """Callable in the place of a module's `forward` while a block is open in any thread.
 
-    Subclasses define `__call__`, which calls `original` where `here` says nothing of the block. Two threads share the
-    first one of a class that is put on a module, so it keeps nothing of a call.
+    Subclasses define `__call__`, which calls `original` where `this_thread` says nothing of the block. Two threads
+    share the first one of a class that is put on a module, so it keeps nothing of a call.
 
     Attributes:
         before: a forward that the module had before, as under accelerate's hooks; `None` for that of its class.
@@ -113,7 +113,7 @@ class Replacement:
 
 
 class replaced:
-    """A block in which replacements are on their modules, and `here` has other values.
+    """A block in which replacements are on their modules, and `this_thread` has other values.
 
     A module that has a replacement of another class already, or a forward of its own that a replacement does not wrap,
     keeps it. Whatever interrupts the block, what is left on modules does nothing.
@@ -121,7 +121,7 @@ class replaced:
     Args:
         replacements: one for each module.
         wraps: whether forwards that modules have of their own are wrapped.
-        values: of `here`.
+        values: of `this_thread`.
     """
 
     def __init__(self, replacements: Iterable[Replacement] = (), *, wraps: bool = False, **values: Any) -> None:
@@ -140,12 +140,12 @@ class replaced:
                 if type(installed) is type(replacement):  # this one, or that of another thread
                     installed.users += 1
                     self._installed.append(installed)
-        self._before = {name: getattr(here, name) for name in self._values}
-        vars(here).update(self._values)
+        self._before = {name: getattr(this_thread, name) for name in self._values}
+        vars(this_thread).update(self._values)
         return self
 
     def __exit__(self, *_: object) -> None:
-        vars(here).update(self._before)
+        vars(this_thread).update(self._before)
         with _lock:
             for installed in self._installed:
                 installed.users -= 1

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_specdec.common.replaced import Replacement, here, replaced
+from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.common.transfer import to_device
 from hf_specdec.methods.common.node_logits import Array, read_logits
 
@@ -32,8 +32,8 @@ class _Kept(Replacement):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.original(*args, **kwargs)
         states = getattr(output, "last_hidden_state", None)
-        if here.states is not None and isinstance(states, torch.Tensor) and states.ndim == 3:
-            here.states.append(states)
+        if this_thread.states is not None and isinstance(states, torch.Tensor) and states.ndim == 3:
+            this_thread.states.append(states)
         return output
 
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.state_layer import Columns, StateLayer
-from hf_specdec.common.replaced import Replacement, here, replaced
+from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.compat import state_layers
 from hf_specdec.compat.models import is_compiled
 from hf_specdec.forward.model_facts import ModelFacts
@@ -81,7 +81,7 @@ class _Forward(Replacement):
         self._call = MethodType(_forward_of(type(layer).forward), layer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if here.recorded is None:
+        if this_thread.recorded is None:
             return self.original(*args, **kwargs)
         with alike_in(next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))):
             return self._call(*args, **kwargs)
@@ -101,7 +101,7 @@ def _replacement(name: str) -> Callable[..., Any]:
     taken = inspect.signature(replace).parameters
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        cache, recorder = here.recorded, here.recorder
+        cache, recorder = this_thread.recorded, this_thread.recorder
         assert cache is not None and isinstance(cache.state_layer, StateLayer)
         layer, kwargs = cache.state_layer, {key: value for key, value in kwargs.items() if key in taken}
         with unseen(), contextlib.nullcontext() if recorder is None else recorder.paused():

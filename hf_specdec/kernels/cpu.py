@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.compat.devices import computes_halves
 from hf_specdec.compat.modules import has_own_functions, is_dispatch_traced
 from hf_specdec.kernels.native import core as core
@@ -44,7 +44,7 @@ def is_watched() -> bool:
         torch.is_autocast_enabled("cpu")
         or torch.are_deterministic_algorithms_enabled()
         or torch.compiler.is_compiling()
-        or (is_dispatch_traced() and here.recorder is None)
+        or (is_dispatch_traced() and this_thread.recorder is None)
         or has_own_functions()
     )
 

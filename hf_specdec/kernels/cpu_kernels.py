@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.common.packed_rows import PackedRows
-from hf_specdec.common.replaced import here, replaced
+from hf_specdec.common.replaced import replaced, this_thread
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.attention import MASKED, attention_implementation
 from hf_specdec.compat.devices import has_tiles
@@ -174,7 +174,7 @@ class FewTokenLayers:
 
     def __enter__(self) -> None:
         if self.forwards and cpu.is_usual():
-            self._block = replaced(self.forwards, depth=here.depth + 1)
+            self._block = replaced(self.forwards, depth=this_thread.depth + 1)
             self._block.__enter__()
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.common.replaced import here, replaced
+from hf_specdec.common.replaced import replaced, this_thread
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.attention import (
     EAGER,
@@ -49,7 +49,7 @@ _register_lock = threading.Lock()
 
 def watch() -> Watch | None:
     """A block whose products torch computes are counted too, where attention is."""
-    return None if here.counting is None else Watch(here.counting.by_torch)
+    return None if this_thread.counting is None else Watch(this_thread.counting.by_torch)
 
 
 class FewQueryAttention:
@@ -84,8 +84,8 @@ class FewQueryAttention:
     def __enter__(self) -> None:
         if not self.is_used:
             return
-        has_core = here.has_core
-        if not here.attends:
+        has_core = this_thread.has_core
+        if not this_thread.attends:
             has_core = self._is_on_host and cpu.why_unused() is None and cpu.is_usual()
         self._block = replaced(attends=True, has_core=has_core)
         self._block.__enter__()
@@ -141,12 +141,12 @@ class _Attention:
 
         bias = kwargs.get("position_bias") if query.dtype in cpu.HALVES else None
         foreign = FOREIGN if bias is None else FOREIGN[1:]
-        packed = None if torch.compiler.is_compiling() else here.packed
-        is_known = is_traced_for_us() if torch.compiler.is_compiling() else here.attends
+        packed = None if torch.compiler.is_compiling() else this_thread.packed
+        is_known = is_traced_for_us() if torch.compiler.is_compiling() else this_thread.attends
         is_known = is_known and not (
             dropout or any(kwargs.get(name) is not None for name in foreign) or kwargs.get("output_attentions")
         )
-        if torch.compiler.is_compiling() or not (here.attends and here.has_core):
+        if torch.compiler.is_compiling() or not (this_thread.attends and this_thread.has_core):
             return torchs()
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         by_core: CausalAttention | CoreAttention | None = None
@@ -183,7 +183,7 @@ class _EagerAttention:
         def models() -> Result:
             return self.__wrapped__(module, query, key, value, attention_mask, *args, **kwargs)
 
-        if torch.compiler.is_compiling() or not (here.attends and here.has_core):
+        if torch.compiler.is_compiling() or not (this_thread.attends and this_thread.has_core):
             return models()
         bias, cap = (kwargs.get(name) if name in self.reads else None for name in ("position_bias", "softcap"))
         sinks = module.sinks if "sinks" in self.reads else None
@@ -201,14 +201,14 @@ def _faster(
 ) -> Result:
     """A module's attention by the core where that can compute it; counted."""
     fits = by_core is not None and by_core.fits
-    if (counting := here.counting) is not None:
+    if (counting := this_thread.counting) is not None:
         if fits:
             counting.by_core += 1
         else:
             counting.by_torch.add(type(module).__name__)
     if by_core is None or not fits:
         return torchs()
-    if (open_recorder := here.recorder) is not None:
+    if (open_recorder := this_thread.recorder) is not None:
         with open_recorder.paused():
             attended = by_core()
         by_core.note(open_recorder, attended)

@@ -16,7 +16,7 @@ from typing import TypeGuard
 import torch
 from torch.nn.functional import pad
 
-from hf_specdec.common.replaced import Replacement, here, replaced
+from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.loading import Conv1D
 from hf_specdec.compat.modules import NO_BLOCK, LlamaRMSNorm, is_rms_norm, parameters_of, without_modes
@@ -58,7 +58,7 @@ def counted() -> Iterator[Attended]:
 
 def unseen() -> contextlib.AbstractContextManager[None]:
     """A block of this package's code, which a mode that lets the core compute need not see; one that counts does."""
-    return without_modes() if here.depth and here.counting is None else NO_BLOCK
+    return without_modes() if this_thread.depth and this_thread.counting is None else NO_BLOCK
 
 
 def is_readable(weight: object) -> TypeGuard[torch.nn.Parameter]:
@@ -93,7 +93,7 @@ class WeightForward(OwnForward):
         """True if this thread is in a block, and the core can read the layer, and states of `size` numbers a token."""
         parameters, weight, bias = self._parameters, self.weight, self.bias
         return (
-            here.depth > 0
+            this_thread.depth > 0
             and type(states) is torch.Tensor
             and states.dtype == self.dtype
             and states.is_cpu
@@ -139,7 +139,9 @@ class LinearForward(WeightForward):
         with unseen():
             num_tokens = input.numel() // self.num_in if self.fits(input, self.num_in) else 0
             threads = cpu.threads_for(num_tokens * self.num_out * self.num_in) if num_tokens else 0
-            if threads and (num_tokens <= MOST_TOKENS or self.dtype != torch.float32 or here.recorder is not None):
+            if threads and (
+                num_tokens <= MOST_TOKENS or self.dtype != torch.float32 or this_thread.recorder is not None
+            ):
                 is_transposed = self.is_transposed
                 return core_product(input, self.weight, self.bias, num_threads=threads, is_transposed=is_transposed)
         return self.torchs(input)
@@ -166,7 +168,7 @@ class NormForward(WeightForward):
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """As the module's class has it."""
         count = hidden_states.numel()
-        is_large = self.dtype == torch.float32 and count > MOST_NUMBERS and here.recorder is None
+        is_large = self.dtype == torch.float32 and count > MOST_NUMBERS and this_thread.recorder is None
         if not count or is_large or not self.fits(hidden_states, self.size):
             return self.torchs(hidden_states)
         tokens = hidden_states.contiguous()
@@ -180,7 +182,7 @@ class NormForward(WeightForward):
             self.epsilon,
             cpu.KINDS[self.dtype],
         )
-        if (open_recorder := here.recorder) is not None:
+        if (open_recorder := this_thread.recorder) is not None:
             open_recorder.core("norm", (tokens, self.weight, out), {"epsilon": self.epsilon})
         return out
 
@@ -207,7 +209,7 @@ def product(tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
         tokens: `(..., in)`; weight: `(out, in)`.
     """
     is_half = tokens.dtype != torch.float32
-    if here.depth and is_half and can_multiply(tokens, weight, bias):
+    if this_thread.depth and is_half and can_multiply(tokens, weight, bias):
         return core_product(tokens, weight, bias)
     return torch.nn.functional.linear(tokens, weight, bias)
 
@@ -265,6 +267,6 @@ def core_product(
         threads,
         0 if threads == 1 else cpu.team(),
     )
-    if (open_recorder := here.recorder) is not None:
+    if (open_recorder := this_thread.recorder) is not None:
         open_recorder.core("linear", (tokens, weight, bias, out), {"is_transposed": is_transposed})
     return out

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.packed_layout import Format, empty
@@ -117,7 +117,7 @@ class PackedLinear(Packed):
             threads,
             0 if threads == 1 else cpu.team(),
         )
-        if (open_recorder := here.recorder) is not None:
+        if (open_recorder := this_thread.recorder) is not None:
             open_recorder.core("packed_linear", (tokens, self.weight, numbers, out), {"format": self.kind.number})
         return out
 
@@ -160,7 +160,7 @@ class PackedEmbedding(Packed):
             UnsupportedModelError: the core cannot compute.
         """
         rows = input.contiguous().long()
-        if (open_recorder := here.recorder) is None:
+        if (open_recorder := this_thread.recorder) is None:
             return self._rows(rows)
         with open_recorder.paused():
             out = self._rows(rows)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.common.transfer import is_host
 from hf_specdec.compat.attention import names_in_own_methods
 from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS, grouped_mm, is_view_of_weight, own_weights
@@ -54,7 +54,7 @@ class ProductsForward(OwnForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's class has it."""
-        with _mode if here.depth else contextlib.nullcontext():
+        with _mode if this_thread.depth else contextlib.nullcontext():
             return type(self.module).forward(self.module, *args, **kwargs)
 
 
@@ -71,18 +71,18 @@ class ActivationForward(OwnForward):
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         """As the module's class has it."""
         function = type(self.module).forward.__get__(self.module)  # equal in all blocks
-        return by_vectors(function, input) if here.depth and input.dtype in cpu.HALVES else function(input)
+        return by_vectors(function, input) if this_thread.depth and input.dtype in cpu.HALVES else function(input)
 
 
 def alike_in(numbers: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """A block that rounds products and functions of single numbers alike in any forward, if `numbers` are halves."""
-    is_half = here.depth and numbers.dtype in cpu.HALVES and is_host(numbers.device)
+    is_half = this_thread.depth and numbers.dtype in cpu.HALVES and is_host(numbers.device)
     return _mode if is_half else contextlib.nullcontext()
 
 
 def by_vectors(function: Callable[..., torch.Tensor], numbers: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """`function(numbers)`, each number computed in a whole vector of them, whatever their count and layout."""
-    if (open_recorder := here.recorder) is not None:
+    if (open_recorder := this_thread.recorder) is not None:
         with open_recorder.paused():
             result = in_whole_vectors(function, numbers, **kwargs).clone()  # in memory of its size
         open_recorder.call(in_whole_vectors, (function, numbers), kwargs, result)
@@ -129,7 +129,7 @@ def _grouped(
     matrix = weights[0] if is_transposed else weights[0].T
     if not can_multiply(tokens, matrix, is_transposed=is_transposed):
         return None
-    if (open_recorder := here.recorder) is None:
+    if (open_recorder := this_thread.recorder) is None:
         return _by_experts(tokens, weights, offs)
     with open_recorder.paused():
         out = _by_experts(tokens, weights, offs)
@@ -179,8 +179,8 @@ def _attention(
     attention = CoreAttention(query, key, value, attn_mask, scale, is_causal=is_causal)
     if dropout_p or not attention.fits or query.dtype not in cpu.HALVES:
         return None
-    if here.counting is not None:
-        here.counting.by_core += 1
+    if this_thread.counting is not None:
+        this_thread.counting.by_core += 1
     return attention().transpose(1, 2)
 
 

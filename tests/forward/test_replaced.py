@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.common.replaced import Replacement, here, replaced
+from hf_specdec.common.replaced import Replacement, replaced, this_thread
 
 
 class Doubled(Replacement):
@@ -18,7 +18,7 @@ class Doubled(Replacement):
     __slots__ = ()
 
     def __call__(self, *args: Any) -> Any:
-        return self.original(*args) if here.states is None else 2 * self.original(*args)
+        return self.original(*args) if this_thread.states is None else 2 * self.original(*args)
 
 
 class Other(Doubled):
@@ -51,7 +51,7 @@ def test_they_act_in_the_thread_of_the_block_until_it_ends(layer: Any) -> None:
         with replaced(states=None):
             assert of(layer) == 1.0
         assert of(layer) == 2.0
-    assert (of(layer), here.states, "forward" in vars(layer)) == (1.0, None, False)
+    assert (of(layer), this_thread.states, "forward" in vars(layer)) == (1.0, None, False)
 
 
 def test_blocks_of_two_threads_share_a_replacement_until_the_last_ends(layer: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_forward_that_was_there_is_wrapped_or_kept_and_is_there_again(layer: A
 def test_what_an_interrupt_leaves_does_nothing_and_goes_with_the_next_block(layer: Any) -> None:
     block = replaced([Doubled(layer)], states=[])
     block.__enter__()
-    vars(here).clear()  # as in another thread: the block never ends
+    vars(this_thread).clear()  # as in another thread: the block never ends
     for same in (layer, pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert of(same) == 1.0
     twin = copy.deepcopy(layer)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.compat.fingerprint import fingerprint
 from hf_specdec.forward.capabilities import findings
 from hf_specdec.kernels.layers import counted
@@ -41,9 +41,9 @@ def _once(probe: Callable[..., Any]) -> Callable[..., Any]:
             with counted() as attended:
                 seen[key] = probe(model, *args), attended
         result, attended = seen[key]
-        if here.counting is not None:
-            here.counting.by_core += attended.by_core
-            here.counting.by_torch |= attended.by_torch
+        if this_thread.counting is not None:
+            this_thread.counting.by_core += attended.by_core
+            this_thread.counting.by_torch |= attended.by_torch
         return result
 
     return probed

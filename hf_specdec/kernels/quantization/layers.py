@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.common.replaced import here
+from hf_specdec.common.replaced import this_thread
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.layers import FORWARDS, LANES, OwnForward, product
 from hf_specdec.kernels.quantization.weights import FP8_KIND
@@ -48,7 +48,7 @@ class FourBitForward(OwnForward):
         """As the module's class has it."""
         state: Any = getattr(self.module.weight, "quant_state", None)
         is_half = type(input) is torch.Tensor and input.is_cpu and input.dtype in cpu.HALVES
-        if not here.depth or not is_half or state is None or _is_packed(self.module):
+        if not this_thread.depth or not is_half or state is None or _is_packed(self.module):
             return self.torchs(input)
         tokens = input.to(self.module.compute_dtype or input.dtype)
         weight = sys.modules["bitsandbytes"].functional.dequantize_4bit(self.module.weight.data, state)
@@ -81,7 +81,7 @@ class Fp8Forward(OwnForward):
         """As the module's class has it, in bfloat16."""
         weight = self.module.weight
         is_plain = type(input) is torch.Tensor and input.is_cpu and input.dtype == torch.bfloat16
-        if not here.depth or not is_plain or not input.numel() or not weight.qdata.is_cpu:
+        if not this_thread.depth or not is_plain or not input.numel() or not weight.qdata.is_cpu:
             return self.torchs(input)
         return widened_product(input, weight.qdata, weight.scale, self.module.bias)
 
