@@ -19,7 +19,7 @@ DRAWS = "engine/sampling/draws.py"
 STEP, DECODING = "engine/step.py", "engine/decode.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
-MASK, RULES, LAYOUT = "forward/tree_mask.py", "forward/mask_rules.py", "forward/tree_layout.py"
+MASK, LAYOUT = "forward/tree_mask.py", "forward/text_rows.py"
 LOOKUP = "methods/prompt_lookup/method.py"
 LAYERS, REPLACED = "kernels/layers.py", "common/replaced.py"
 NORMS = "compat/modules.py"
@@ -27,8 +27,8 @@ ATTENTION = "kernels/core_attention.py"
 FINGERPRINT = "compat/fingerprint.py"
 MODULES, MASKS = "compat/modules.py", "compat/attention.py"
 LENGTHS = "call/rules.py"
-CHECKED = "forward/checked_steps.py"
-GROUPED, DECODE = "kernels/masks.py", "call/request.py"
+CHECKED = "forward/compiled_forward.py"
+GROUPED, DECODE = "kernels/core_attention.py", "call/request.py"
 COMPILED, COMPILING, STATIC, CALL = (
     "forward/compiled_forward.py",
     "compat/compiling.py",
@@ -56,7 +56,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
     CACHE: ("cache", "promise/caches/test_caches.py promise/batches/test_caches.py promise/outputs/test_interrupts.py"),
     LAYER: ("cache", "promise/batches/test_caches.py promise/batches/test_stopping.py"),
     MASK: ("forward", "promise/batches/test_stopping.py"),
-    RULES: ("forward", "promise/batches/test_stopping.py"),
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     DECODING: ("promise/outputs/test_streamer.py promise/batches/test_processors.py",),
@@ -181,8 +180,8 @@ MUTANTS = (
         "layer.set_lengths(self.lengths or (0,) * len(layer.lengths))",
         "pass",
     ),
-    Mutant("siblings see one another in an open mask", RULES, "num_columns] = new[row]", "num_columns] = True"),
-    Mutant("a window is one position too wide", RULES, "asking[row] - window", "asking[row] - window - 1"),
+    Mutant("siblings see one another in an open mask", MASK, "num_columns] = new[row]", "num_columns] = True"),
+    Mutant("a window is one position too wide", MASK, "asking[row] - window", "asking[row] - window - 1"),
     Mutant("siblings see one another in a model's mask", MASK, " & (related | ~is_new)", ""),
     Mutant(
         "siblings see one another in a padded batch", MASK, "(related | ~is_new)", "(related | (column < num_columns))"

@@ -14,9 +14,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from hf_specdec.api.enabled_model import SpecGenerationMixin, become_enabled, become_plain
 from hf_specdec.call.arguments import added_arguments
 from hf_specdec.call.generate import decode
+from hf_specdec.compat.generation import keep_own_settings, leave_own_settings, without_settings
 from hf_specdec.compat.models import generation_model
 from hf_specdec.compat.modules import remove_output_hooks
-from hf_specdec.compat.settings import keep_own_settings, leave_own_settings, without_settings
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import Capability

@@ -21,13 +21,13 @@ Array = npt.NDArray[Any]
 
 
 class _Sent:
-    """Arrays of one forward that go to each device once."""
+    """Windows of one forward that go to each device once."""
 
     def __init__(self) -> None:
-        self._sent: dict[tuple[str, int, torch.device], torch.Tensor] = {}
+        self._sent: dict[tuple[int, torch.device], torch.Tensor] = {}
 
-    def _on(self, device: torch.device, name: str, make: Callable[[], Array], size: int = 0) -> torch.Tensor:
-        key = (name, size, device)
+    def _on(self, device: torch.device, size: int, make: Callable[[], Array]) -> torch.Tensor:
+        key = (size, device)
         if key not in self._sent:
             (self._sent[key],) = to_device([make()], device)
         return self._sent[key]
@@ -54,14 +54,10 @@ class Columns(_Sent):
         self.parents: Array = parents if before is None else np.concatenate([before.parents, parents], axis=1)
         self.is_chain = bool((self.parents == np.arange(num_columns) - 1).all())
 
-    def seen(self, device: torch.device) -> torch.Tensor:
-        """`(batch, 1, Q, C)` bool."""
-        return self._on(device, "seen", lambda: self.visible[:, None])
-
     def windows(self, size: int, device: torch.device) -> torch.Tensor:
         """`(batch, Q, size)`: the last columns of each path, from the `size` of the state on that come before all."""
         ends = np.broadcast_to(np.arange(self.parents.shape[1])[-self.visible.shape[1] :], self.visible.shape[:2])
-        return self._on(device, "windows", lambda: self.back_from(ends, size), size)
+        return self._on(device, size, lambda: self.back_from(ends, size))
 
     def kept(self, paths: Sequence[Sequence[int]]) -> "KeptColumns":
         """The columns that become part of the text, of each row."""
@@ -98,22 +94,14 @@ class KeptColumns(_Sent):
         same = columns.is_chain and last.min() == last.max() >= 0
         self.ends_chain = int(last[0]) if same else None
 
-    def on_path(self, device: torch.device) -> torch.Tensor:
-        """`(batch, 1, C)` bool."""
-        return self._on(device, "on_path", lambda: self._on_path[:, None])
-
     @functools.cached_property
     def parents(self) -> Array:
         """`(batch, C)`: as of all columns; -2 for those that are not kept."""
         return np.where(self._on_path, self.columns.parents, -2)
 
-    def last_index(self, device: torch.device) -> torch.Tensor:
-        """`(batch,)`: `last` + 1, the text's last token being 0."""
-        return self._on(device, "last_index", lambda: self.last + 1)
-
     def windows(self, size: int, device: torch.device) -> torch.Tensor:
         """`(batch, size)`: the columns of a convolution's state, from the `size` of the present one on."""
-        return self._on(device, "windows", lambda: self.columns.back_from(self.last, size), size)
+        return self._on(device, size, lambda: self.columns.back_from(self.last, size))
 
 
 class Record(Protocol):

@@ -32,9 +32,8 @@ from hf_specdec.call.request import NO_METHOD, Request, prompt_length
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.caches import CACHE, STATIC_NAMES
 from hf_specdec.compat.devices import device_mesh, input_device
-from hf_specdec.compat.generation import merged_criteria
+from hf_specdec.compat.generation import is_assistants_call, merged_criteria
 from hf_specdec.compat.models import virtual_tokens_fault
-from hf_specdec.compat.settings import is_assistants_call
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import with_stats
@@ -45,7 +44,7 @@ from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.plain import decode_assisted, decode_plain
 from hf_specdec.engine.shared_processes import steps_of
 from hf_specdec.errors import ConfigError
-from hf_specdec.forward.forward_arguments import tensors_of
+from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.methods.common.draft_head import DraftHead
 
 Generate = Callable[..., Any]

@@ -22,7 +22,7 @@ from hf_specdec.engine.draft_pairing import draft_capability, translations_of
 from hf_specdec.engine.head_pairing import own_head_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.capabilities.findings import Found
-from hf_specdec.forward.forward_arguments import rows_of
+from hf_specdec.forward.inputs import rows_of
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.common.config import SpecConfig

@@ -36,7 +36,7 @@ from hf_specdec.compat.generation import (
 from hf_specdec.compat.models import has_virtual_tokens, is_recurrent, reads_prompts
 from hf_specdec.engine.sampling.row_processors import is_declared, is_pure, sees_one_row
 from hf_specdec.engine.static_shapes import reason_against_buffers
-from hf_specdec.forward.forward_arguments import tensors_of
+from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.forward.model_runner import Tier
 from hf_specdec.methods.common.draft_head import DraftHead
 

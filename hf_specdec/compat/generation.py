@@ -1,4 +1,4 @@
-"""The steps of transformers' `generate` that our loop takes over, and its own loops.
+"""transformers' `generate`: the steps that our loop takes over, its own loops, and its settings with ours among them.
 
 Names                              Why
 `_sample`                          plain decoding, where a model allows nothing else
@@ -10,11 +10,13 @@ Names                              Why
 `_merge_criteria_processor_list`   a stop string's criterion gives way to one that the user made, as in `generate`
 `_eos_token_tensor`, `_pad_token_tensor`
                                    the tokens that end and pad a text, as `generate` has settled them
+`TransformersKwargs`               arguments that every forward takes without naming them
 """
 
+import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, cast
@@ -34,6 +36,7 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWin
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput as ModelOutput
+from transformers.utils import TransformersKwargs
 
 from hf_specdec.compat.caches import CACHE, CACHE_NAMES
 from hf_specdec.compat.devices import input_device
@@ -46,6 +49,49 @@ INPUT_METHODS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_gene
 PROCESSORS_MODULE = LogitsProcessor.__module__  # of transformers' own logits processors
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 HOMES = ("transformers.", "peft.", "hf_specdec.")  # whose code goes on linearly, or is known here
+
+
+def keep_own_settings(generation_config: GenerationConfig) -> bool:
+    """Let settings that transformers does not know survive saving and loading; returns whether that had to be set.
+
+    Where a configuration was made from the model's own, loading it drops them; nothing else depends on that mark.
+    """
+    was_marked = bool(generation_config._from_model_config)
+    if was_marked:
+        generation_config._from_model_config = False
+    return was_marked
+
+
+def leave_own_settings(generation_config: GenerationConfig) -> None:
+    """Undo `keep_own_settings`."""
+    generation_config._from_model_config = True
+
+
+def without_settings(generation_config: GenerationConfig, names: Iterable[str]) -> GenerationConfig:
+    """The configuration, or a copy without these settings where it has one of them."""
+    names_there = [name for name in names if hasattr(generation_config, name)]
+    if not names_there:
+        return generation_config
+    config = copy.copy(generation_config)
+    for name in names_there:
+        delattr(config, name)
+    return config
+
+
+def is_assistants_call(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether transformers' own assisted decoding asks a model for drafts by these arguments of `generate`."""
+    return bool(getattr(kwargs.get("generation_config"), "is_assistant", False))
+
+
+def accepted_arguments(model: PreTrainedModel) -> set[str]:
+    """Arguments of the model's `generate` and forward, and settings of a generation configuration."""
+    functions = [model.__class__.generate, GenerationMixin.generate, model.forward, model.prepare_inputs_for_generation]
+    if model.config.is_encoder_decoder:
+        functions.append(model.get_encoder().forward)
+    names = {name for function in functions for name in inspect.signature(function).parameters}
+    names |= {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    names |= set(TransformersKwargs.__annotations__)
+    return names | {"tokenizer", "assistant_tokenizer", "input_ids", "inputs", "inputs_embeds"}
 
 
 @dataclass

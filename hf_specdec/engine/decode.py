@@ -26,7 +26,7 @@ from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.forward.model_runner import MAX_DRAFT, ModelRunner
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter
 
 MakeDrafter = Callable[[int, torch.Generator | None], BaseDrafter]

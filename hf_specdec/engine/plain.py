@@ -12,7 +12,7 @@ from hf_specdec.compat.generation import assisted_decoding, end_tokens, sample
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.shared_processes import agreed_criteria
-from hf_specdec.forward.forward_arguments import tensors_of
+from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.methods.common.drafter import BaseDrafter
 
 OF_TEXT = {"attention_mask", "position_ids"}

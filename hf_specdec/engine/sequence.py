@@ -18,8 +18,8 @@ from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
 from hf_specdec.errors import ConfigError
 from hf_specdec.forward.node_outputs import NodeOutputs
-from hf_specdec.forward.prompt_logits import AskedRow
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.prompt import AskedRow
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.sampling import NoiseBelow
 

@@ -28,8 +28,7 @@ from hf_specdec.engine.sampling.random_streams import drawn_seed
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.engine.verify import VerifyResult
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.forward.node_outputs import NodeOutputs
-from hf_specdec.forward.prompt_logits import TopTokens
+from hf_specdec.forward.node_outputs import NodeOutputs, TopTokens
 
 Trees = Sequence[DraftTree | None]
 

@@ -17,10 +17,8 @@ from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.sampling.random_streams import drawn_seed
 from hf_specdec.engine.sequence import OnToken, SequenceState, isolated_rng
 from hf_specdec.engine.verify import VerifyResult
-from hf_specdec.forward.networks.drafting import DraftForwards, propose_together
-from hf_specdec.forward.networks.runner_base import BaseDraftRunner
-from hf_specdec.forward.node_outputs import NodeOutputs
-from hf_specdec.forward.prompt_logits import TopTokens
+from hf_specdec.forward.networks.runner_base import BaseDraftRunner, DraftForwards, propose_together
+from hf_specdec.forward.node_outputs import NodeOutputs, TopTokens
 from hf_specdec.methods.common.drafter import NO_COST, BaseDrafter, DraftCost, DraftRequest
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 
 
 class StopCheck:

@@ -1,11 +1,13 @@
 """A network's forwards over a static cache, compiled once for all widths, with what is read of their logits inside.
 
-What cannot be compiled runs as it is written, and the reason is kept. Knows nothing of trees or texts.
+What cannot be compiled runs as it is written, and the reason is kept. Guards compare some thousand attributes of the
+model with what was compiled: where they held once in a call, its later forwards go without them. Knows nothing of trees
+or texts.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,19 +19,68 @@ from hf_specdec.common.transfer import is_host
 from hf_specdec.compat import compiling
 from hf_specdec.compat.devices import mark_dynamic
 from hf_specdec.compat.modules import modules_of
-from hf_specdec.forward.checked_steps import CheckedSteps, Step, checked_steps
 
-__all__ = [
-    "MODEL_STEP",
-    "CompiledForward",
-    "CompiledShapes",
-    "ForwardWidths",
-    "Step",
-    "StepKind",
-]
-
+Step = Callable[..., tuple[Any, torch.Tensor]]
 NUM_WARMING = 2  # forwards of a shape that take longer on an accelerator: CUDA graphs are recorded in the second
 ANY_WIDTH = 0  # in the place of a width: of all but one, as torch compiles dimensions of one element apart
+TOKEN_DIMS = dict.fromkeys(("input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids"), 1)
+
+
+class CheckedSteps:
+    """Compiled steps of one call in which no other code runs between the forwards."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Hashable, Step] = {}  # what to run for arguments of a form, with the same objects among them
+
+    def run(
+        self,
+        step: Step,
+        shape: tuple[int, ...],
+        inputs: Mapping[str, Any],
+        holders: Callable[[], Iterable[object]],
+    ) -> tuple[Any, torch.Tensor]:
+        """Calls the function, without its guards where they held for such arguments before.
+
+        Args:
+            step: of `compat.compiled`, with a graph for these arguments unless the model has changed.
+            shape: what else the form consists of.
+            holders: as of `Unguarded.bind`.
+        """
+        objects: list[int] = []
+        form = (shape, _form(inputs, objects), tuple(objects))
+        if form in self._steps:
+            return self._steps[form](**inputs)
+        result: tuple[Any, torch.Tensor]
+        if (direct := compiling.without_guards(step, inputs)) is not None:
+            result, bound = direct.bind(inputs, holders)
+        else:  # torch compiles it again, or runs it in parts that have guards of their own
+            result, bound = step(**inputs), None
+            direct = compiling.without_guards(step, inputs)
+        self._steps[form] = bound or direct or step
+        return result
+
+
+def checked_steps(fixed: FixedShapes | None) -> CheckedSteps | None:
+    """For the forwards of one call; `None` where each checks its guards."""
+    return CheckedSteps() if fixed is not None and fixed.is_undisturbed else None
+
+
+def _form(value: Any, objects: list[int]) -> Hashable:
+    """Equal for arguments between which torch's guards see no difference, but for the objects among them.
+
+    Args:
+        objects: gets the identity of each of these.
+    """
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.device
+    if isinstance(value, Mapping):
+        return tuple((name, _form(item, objects)) for name, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_form(item, objects) for item in value)
+    if isinstance(value, (bool, int, float, str, torch.dtype)):
+        return type(value), value
+    objects.append(id(value))
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +114,6 @@ def _model_step(model: Any) -> Step:
     return step
 
 
-TOKEN_DIMS = dict.fromkeys(("input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids"), 1)
 MODEL_STEP = StepKind(_model_step, {**TOKEN_DIMS, "position_ids": -1, "attention_mask": 2})
 
 

@@ -1,11 +1,11 @@
-"""Builds the inputs of the model's forward at each verify step.
+"""Builds the inputs of the model's forward at each verify step, whatever a model calls its arguments.
 
 The model is asked once what a forward of one token takes; after that only token ids, positions and masks change.
 Models whose class prepares its inputs itself are asked at every step.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,25 +19,65 @@ from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.transfer import HOST, Sender, to_device
 from hf_specdec.compat.attention import cache_drop_length
 from hf_specdec.compat.caches import cache_name
-from hf_specdec.compat.generation import has_own_input_preparation
+from hf_specdec.compat.generation import ModelOutput, has_own_input_preparation
 from hf_specdec.compat.models import OF_PROMPTS, counts_image_positions, takes_positions
 from hf_specdec.compat.state_layers import has_states_alone
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.forward_arguments import (
-    SHORTENED_LOGITS,
-    rows_of,
-    rows_of_value,
-    tensors_of,
-    with_token_types,
-    without_prompts,
-)
-from hf_specdec.forward.mask_rules import TreeRows
-from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.forward.tree_layout import TreeLayout
-from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.forward.text_rows import TokenBuffer, TreeLayout
+from hf_specdec.forward.tree_mask import TreeMasks, TreeRows
 
+SHORTENED_LOGITS = ("logits_to_keep", "num_logits_to_keep")  # some models ask for the last row only
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 Array = npt.NDArray[Any]
 RUNWAY = 512  # mask columns prepared at once
+
+
+def with_token_types(kwargs: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """The arguments with the last token's type for each of `width` tokens."""
+    types = {name: kwargs[name] for name in TOKEN_TYPES if kwargs.get(name) is not None}
+    return {
+        **kwargs,
+        **{name: types_of[..., -1:].expand(*types_of.shape[:-1], width) for name, types_of in types.items()},
+    }
+
+
+def rows_of(kwargs: dict[str, Any], rows: Sequence[int], batch: int) -> dict[str, Any]:
+    """`rows` of everything in a forward's arguments that has one entry for each of `batch` rows."""
+    index = torch.tensor(rows, device=HOST)
+    return {
+        name: rows_of_value(value, index, batch, -2 if name.endswith("position_ids") else 0)
+        for name, value in kwargs.items()
+    }
+
+
+def tensors_of(kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a forward's arguments and inside of dictionaries and sequences there, each with its path."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        elif isinstance(value, list | tuple):
+            tensors |= tensors_of({f"{name}.{i}": item for i, item in enumerate(value)})
+        elif isinstance(value, Mapping):
+            tensors |= tensors_of({f"{name}.{inner}": item for inner, item in value.items()})
+    return tensors
+
+
+def rows_of_value(value: Any, index: torch.Tensor, batch: int, dim: int) -> Any:
+    """The rows `index` of a tensor whose dimension `dim` is the batch, or of all those in an output or a tuple."""
+    if isinstance(value, torch.Tensor):
+        is_batched = value.ndim >= max(-dim, dim + 1) and value.shape[dim] == batch
+        return value.index_select(dim, index.to(value.device)) if is_batched else value
+    if isinstance(value, ModelOutput):
+        return type(value)(**{name: rows_of_value(item, index, batch, dim) for name, item in value.items()})
+    if type(value) is tuple:  # what an encoder returns without a dictionary
+        return tuple(rows_of_value(item, index, batch, dim) for item in value)
+    return value
+
+
+def without_prompts(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a forward without those that leave out logits, or belong to a prompt alone."""
+    return {name: value for name, value in inputs.items() if name not in (*SHORTENED_LOGITS, *OF_PROMPTS)}
 
 
 class StepInputs:

@@ -19,16 +19,13 @@ from hf_specdec.compat.fingerprint import hooks_of
 from hf_specdec.compat.generation import prefill, updated_kwargs
 from hf_specdec.compat.state_layers import places_trees
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.checked_steps import checked_steps
-from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths
-from hf_specdec.forward.forward_arguments import rows_of
-from hf_specdec.forward.hidden_states import checked_states, states_of
-from hf_specdec.forward.inputs import StepInputs
+from hf_specdec.forward.compiled_forward import CompiledForward, ForwardWidths, checked_steps
+from hf_specdec.forward.inputs import StepInputs, rows_of
 from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.node_outputs import checked_states, states_of
 from hf_specdec.forward.recorded.call_forwards import CallForwards
 from hf_specdec.forward.state_layers import StateRecorder
-from hf_specdec.forward.text_rows import TextRows
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TextRows, TokenBuffer
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.methods.common.node_logits import LogitsRead, NodeLogits, read_rows
 

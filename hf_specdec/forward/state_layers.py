@@ -29,7 +29,7 @@ from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.compat import state_layers
 from hf_specdec.compat.models import is_compiled
 from hf_specdec.forward.model_facts import ModelFacts
-from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.forward.text_rows import TreeLayout
 from hf_specdec.kernels.layers import unseen
 from hf_specdec.kernels.products import alike_in
 from hf_specdec.kernels.recurrences import convolution, gated_delta_rule, state_space_duality

@@ -30,8 +30,7 @@ from hf_specdec.compat.attention import (
 from hf_specdec.compat.compiling import is_traced_for_us
 from hf_specdec.compat.modules import shows_attentions
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention
-from hf_specdec.kernels.masks import can_fold, folded
+from hf_specdec.kernels.core_attention import CausalAttention, CoreAttention, can_fold, folded
 from hf_specdec.kernels.products import Watch
 
 NAME = "sdpa"

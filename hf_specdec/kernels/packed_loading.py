@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import loading as compat
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.kernels.packed import Packed, PackedEmbedding, PackedLinear
-from hf_specdec.kernels.packed_layout import Q8_0, Format, quantized
+from hf_specdec.kernels.packed import Q8_0, Format, Packed, PackedEmbedding, PackedLinear, quantized
 
 METHOD = "hf_specdec_packed"  # transformers' name for it while a model is loaded; never written into a checkpoint
 ROUTERS = ("gate", "router", "shared_expert_gate")  # small layers that choose experts, by their last name

@@ -1,69 +1,140 @@
-"""Recurrences of state layers over a tree of columns, from the state before them.
+"""Recurrences of state layers over a tree of columns: each state from its parent's, as for one token.
 
 Each function takes the arguments of transformers' function for several tokens and computes what the function for one
 token gives along every path. What a state after a column is made of stays with the layer (`cache/state_layer.py`).
 
 A head's state is a matrix S. Column i has a decay a_i, a key k_i and an update u_i: S_i = a_i S_parent + k_i u_iᵀ.
 On a CPU the core computes that, row by row of S, so that all columns' rows stay in the first cache. A column's numbers
-are the same bits whatever other columns there are.
-
-Elsewhere S_i = c_i S + Σ_j (c_i / c_j) k_j u_jᵀ over the columns j on its path, c being the product of the decays on a
-path: Yang et al., Gated Delta Networks, arXiv:2412.06464, section 3.3, with ancestors in the place of all columns
-before.
+are the same bits whatever other columns there are, and whichever row of a batch or thread has it. Elsewhere torch
+computes all columns of a depth at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from hf_specdec.cache.state_layer import Columns, KeptColumns, StateLayer
-from hf_specdec.common.transfer import is_host
+from hf_specdec.common.transfer import is_host, to_device
 from hf_specdec.compat.state_layers import ACTIVATIONS
-from hf_specdec.kernels.core_recurrence import CoreColumns, read_by_core
+from hf_specdec.kernels import cpu
+from hf_specdec.kernels.layers import LANES, PLAIN
 from hf_specdec.kernels.products import by_vectors
 
+Array = npt.NDArray[Any]
+ROWS = 6  # of a state that the core computes at once, at most
 EPS = 1e-6  # of the norm of queries and keys
 
 
 @dataclass(frozen=True, slots=True)
-class OuterProducts:
-    """Keys, updates and decays of C columns, of which a state after any of them is made.
+class StateColumns:
+    """Columns of which states are made, each from its parent's, in fp32.
 
     Attributes:
-        keys, updates: `(batch, heads, C, head_dim)`.
-        log_decay, total: `(batch, heads, C, 1 or key_dim)`: the logarithm of each column's decay, and of the product
-            of those on its path.
+        query, key: `(batch, C, key_heads, key_dim)`, each of as many heads, one after the other.
+        value: `(batch, C, heads, value_dim)`: the update; or what the state is to hold under the key, with `beta`.
+        decay: `(batch, C, heads, key_dim)`.
+        beta: `(batch, C, heads, 1)`: how far the state moves there (the delta rule).
         key_first (`bool`): whether states are `(batch, heads, key_dim, value_dim)`, or transposed.
     """
 
-    keys: torch.Tensor
-    updates: torch.Tensor
-    log_decay: torch.Tensor
-    total: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor | None
     key_first: bool
 
+    def after(self, before: "StateColumns | None") -> "StateColumns":
+        """These columns after others."""
+        if before is None:
+            return self
+
+        def joined(name: str) -> torch.Tensor:
+            return torch.cat([getattr(before, name), getattr(self, name)], dim=1)
+
+        beta = None if self.beta is None else joined("beta")
+        return StateColumns(joined("query"), joined("key"), joined("value"), joined("decay"), beta, self.key_first)
+
+    def read(self, state: torch.Tensor, parents: Array) -> torch.Tensor:
+        """Read the states after the columns by the queries, `(batch, C, heads, value_dim)`."""
+        out = torch.empty_like(self.value)
+        if self.is_cores(state):
+            self._run(self.laid_out(state), parents, out.data_ptr())
+            return out
+        for rows, columns, states in self._levels(state, parents):
+            query = self._of_heads(self.query)[rows, columns]
+            out[rows, columns] = (query[..., None, :] @ states).squeeze(-2)
+        return out
+
     def state_after(self, state: torch.Tensor, kept: KeptColumns) -> torch.Tensor:
-        """The state after each row's kept columns."""
-        if kept.ends_chain is not None:
-            end = kept.ends_chain + 1
-            keys, updates, total = self.keys[:, :, :end], self.updates[:, :, :end], self.total[:, :, :end]
-            last = total[:, :, -1:]  # (batch, heads, 1, 1 or key_dim)
-            decays = (last - total).exp()
-        else:
-            keys, updates, total = self.keys, self.updates, self.total
-            padded = functional.pad(total, (0, 0, 1, 0))  # of the text's last token 0
-            places = kept.last_index(total.device)[:, None, None, None].expand(-1, *total.shape[1:2], 1, total.shape[3])
-            last = padded.gather(2, places)
-            decays = (last - total).masked_fill(~kept.on_path(total.device)[..., None], -torch.inf).exp()
-        decayed = keys * decays
-        if self.key_first:
-            return torch.addcmul(decayed.transpose(-1, -2) @ updates, state, last.exp().transpose(-1, -2))
-        return torch.addcmul(updates.transpose(-1, -2) @ decayed, state, last.exp())
+        """The state after each row's kept columns, in the place of the one before them where the core computes it."""
+        if self.is_cores(state):
+            state = self.laid_out(state)
+            self._run(state, kept.parents, 0)
+            return state
+        result = state.clone() if self.key_first else state.mT.clone()
+        for rows, _, states in self._levels(state, kept.parents):  # one column of a row, the last one at last
+            result[rows] = states.to(result.dtype)
+        return result if self.key_first else result.mT.contiguous()
+
+    def is_cores(self, state: torch.Tensor) -> bool:
+        """Returns whether the core computes such states."""
+        is_plain = type(state) in PLAIN and is_host(state.device) and state.dtype == torch.float32
+        return is_plain and self.key.shape[-1] % LANES == 0 and cpu.core is not None and cpu.core.has_kernels()
+
+    def laid_out(self, state: torch.Tensor) -> torch.Tensor:
+        """A state whose numbers of one value lie next to each other in memory, as the core moves it on."""
+        return state.mT.contiguous().mT if self.key_first else state.contiguous()
+
+    def _run(self, state: torch.Tensor, parents: Array, out: int) -> None:
+        (batch, count, heads, value_dim), (*_, key_heads, key_dim) = self.value.shape, self.key.shape
+        threads = cpu.threads_for(state.numel() * count) or 1
+        room = state.new_empty(threads, (count * ROWS + 1) * key_dim)
+        parents = np.ascontiguousarray(parents, dtype=np.int64)
+        addresses = [tensor.data_ptr() for tensor in (room, self.query, self.key, self.value, self.decay)]
+        cpu.core.recur(
+            (state.data_ptr(), out, *addresses, 0 if self.beta is None else self.beta.data_ptr(), parents.ctypes.data),
+            (batch, heads, key_heads, count, value_dim, key_dim),
+            threads,
+            0 if threads == 1 else cpu.team(),
+        )
+
+    def _levels(self, state: torch.Tensor, parents: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """N columns of one depth after another: rows, columns, and the states `(N, heads, key_dim, value_dim)`."""
+        key, before = self._of_heads(self.key), (state if self.key_first else state.mT).to(self.value.dtype)
+        places = np.repeat(np.arange(len(parents))[:, None], parents.shape[1] + 1, axis=1)  # among those, by column + 1
+        for level in _levels_of(parents):
+            source = places[level[0], parents[level] + 1]
+            places[level[0], level[1] + 1] = np.arange(len(source))
+            rows, columns, source = to_device([*level, source], state.device)
+            decayed = before[source] * self.decay[rows, columns][..., None]
+            new, update = key[rows, columns], self.value[rows, columns]
+            if self.beta is not None:
+                update = (update - (new[..., None, :] @ decayed).squeeze(-2)) * self.beta[rows, columns]
+            before = decayed + new[..., None] * update[..., None, :]
+            yield rows, columns, before
+
+    def _of_heads(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queries or keys `(batch, C, heads, key_dim)`."""
+        return tensor.repeat_interleave(self.value.shape[2] // tensor.shape[2], dim=2)
 
 
-def outer_products(
+def _levels_of(parents: Array) -> Iterator[tuple[Array, Array]]:
+    """Rows and columns of each depth below the state; what has a parent before -1 is passed over."""
+    depths, rows = np.full(parents.shape, -1), np.arange(len(parents))
+    for column, parent in enumerate(parents.T):
+        below = np.where(parent < 0, 0, depths[rows, parent] + 1)
+        depths[:, column] = np.where(parent < -1, -1, below)
+    for depth in range(depths.max(initial=-1) + 1):
+        yield np.nonzero(depths == depth)  # type: ignore[misc]
+
+
+def read_states(
     layer: StateLayer,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -73,83 +144,20 @@ def outer_products(
     *,
     key_first: bool = True,
 ) -> torch.Tensor:
-    """Reads the states after the queries' columns, `(batch, Q, heads, value_dim)`.
+    """Reads the states after the queries' columns, `(batch, Q, heads, value_dim)`; arguments as of `StateColumns`.
 
     Args:
-        query, key: `(batch, Q, key_heads, key_dim)`, each of as many heads, one after the other.
-        value: `(batch, Q, heads, value_dim)`: the update; or what the state is to hold under the key, with `beta`.
-        log_decay: `(batch, Q, heads, 1 or key_dim)`.
-        beta: `(batch, Q, heads, 1)`: how far the state moves there (the delta rule).
+        log_decay: logarithms of decays, of which a head may have one.
     """
-    columns, state = layer.columns, layer.recurrent_states[0]
-    assert columns is not None and state is not None
-    if CoreColumns.fits(state, key.shape[-1]):
-        return read_by_core(layer, state, query, key, value, log_decay, beta, key_first=key_first)
-    query, key = [tensor.repeat_interleave(value.shape[2] // key.shape[2], dim=2) for tensor in (query, key)]
-    query, key, value, log_decay = [tensor.transpose(1, 2) for tensor in (query, key, value, log_decay)]
-    state = state.to(value.dtype)
-    state = state if key_first else state.transpose(-1, -2)
-    read: list[torch.Tensor] = []
-
-    def extended(before: OuterProducts | None) -> OuterProducts:
-        keys, decays = key, log_decay
-        if before is not None:
-            keys, decays = torch.cat([before.keys, key], dim=2), torch.cat([before.log_decay, log_decay], dim=2)
-        if columns.visible.shape[2] == 1:
-            new, total, pairs = log_decay, log_decay, None
-        else:
-            new = columns.seen(decays.device).to(decays.dtype) @ decays  # (batch, heads, Q, 1 or key_dim)
-            total = new if before is None else torch.cat([before.total, new], dim=2)
-            pairs = _Pairs(new, total, columns)
-        decayed = new.exp()
-        updates = value
-        if beta is not None:
-            moves = beta.transpose(1, 2)
-            updates = (value - (key * decayed) @ state) * moves
-            if pairs is not None:
-                updates = _solved(pairs.products(key, keys) * moves, updates, before)
-        all_updates = updates if before is None else torch.cat([before.updates, updates], dim=2)
-        output = (query * decayed) @ state
-        if pairs is None:
-            output = output + (query * key).sum(dim=-1, keepdim=True) * updates
-        else:
-            output = output + pairs.products(query, keys) @ all_updates
-        read.append(output)
-        return OuterProducts(keys, all_updates, decays, total, key_first)
-
-    layer.record_columns(extended)
-    return read[0].transpose(1, 2)
-
-
-def _solved(between: torch.Tensor, updates: torch.Tensor, before: OuterProducts | None) -> torch.Tensor:
-    """Updates of Q columns, of which each changes what those that see it move; `between` is `(batch, heads, Q, C)`."""
-    num_queries = updates.shape[2]
-    if before is not None:
-        updates = updates - between[..., :-num_queries] @ before.updates
-    # Unitriangular: what a column has with itself is taken for 1.
-    solved: torch.Tensor = torch.linalg.solve_triangular(
-        between[..., -num_queries:], updates, upper=False, unitriangular=True
-    )
-    return solved
-
-
-class _Pairs:
-    """Decay between each of Q columns and those that it sees of C."""
-
-    def __init__(self, new: torch.Tensor, total: torch.Tensor, columns: Columns) -> None:
-        self._by_key, seen = new.shape[-1] > 1, columns.seen(new.device)
-        if self._by_key:
-            between = new[:, :, :, None] - total[:, :, None]  # (batch, heads, Q, C, key_dim)
-            self._decay = between.masked_fill(~seen[..., None], -torch.inf).exp()
-        else:
-            between = new - total.transpose(-1, -2)  # (batch, heads, Q, C)
-            self._decay = between.masked_fill(~seen, -torch.inf).exp()
-
-    def products(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """`(batch, heads, Q, C)`: dot products, as far as decay leaves them."""
-        if self._by_key:
-            return (left[:, :, :, None] * right[:, :, None] * self._decay).sum(dim=-1)
-        return (left @ right.transpose(-1, -2)) * self._decay
+    state = layer.recurrent_states[0]
+    assert layer.columns is not None and state is not None
+    decay = log_decay.exp().expand(*value.shape[:3], key.shape[-1])
+    query, key, value, decay = [tensor.contiguous() for tensor in (query, key, value, decay)]
+    new = StateColumns(query, key, value, decay, None if beta is None else beta.contiguous(), key_first)
+    if key_first and new.is_cores(state):
+        layer.recurrent_states[0] = state = new.laid_out(state)
+    record: StateColumns = layer.record_columns(new.after)
+    return record.read(state, layer.columns.parents)[:, -value.shape[1] :]
 
 
 def gated_delta_rule(
@@ -172,10 +180,10 @@ def gated_delta_rule(
     dtype = query.dtype
     query, key, value, beta, g = [tensor.float().contiguous() for tensor in (query, key, value, beta, g)]
     if use_qk_l2norm_in_kernel:
-        query, key = [one / torch.sqrt((one * one).sum(dim=-1, keepdim=True) + EPS) for one in (query, key)]
+        query, key = [row / torch.sqrt((row * row).sum(dim=-1, keepdim=True) + EPS) for row in (query, key)]
     query = query * query.shape[-1] ** -0.5
     g = g if g.ndim == 4 else g[..., None]
-    output = outer_products(layer, query, key, value, g, beta[..., None])
+    output = read_states(layer, query, key, value, g, beta[..., None])
     return output.to(dtype).contiguous()
 
 
@@ -201,7 +209,7 @@ def state_space_duality(
     steps = _time_steps(dt, dt_bias, dt_softplus)  # (batch, Q, heads)
     states = hidden_states.float()
     value, log_decay = states * steps[..., None], (steps * A.float())[..., None]
-    output = outer_products(layer, C.float(), B.float(), value, log_decay, None, key_first=False)
+    output = read_states(layer, C.float(), B.float(), value, log_decay, None, key_first=False)
     if D is not None:
         output = output + states * D.float()[:, None]
     return output.to(hidden_states.dtype).contiguous()

@@ -25,7 +25,7 @@ from hf_specdec.compat.attention import (
     register_mask_function,
 )
 from hf_specdec.errors import ConfigError, MissingExtraError, UnsupportedModelError
-from hf_specdec.kernels.masks import additive, fits, prepared
+from hf_specdec.kernels.core_attention import additive, fits, prepared
 
 logger = logging.getLogger("hf_specdec")
 

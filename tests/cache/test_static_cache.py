@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCac
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 
 LAYERS, HEADS, HEAD_DIM, LONGEST = 2, 2, 4, 64

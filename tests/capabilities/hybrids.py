@@ -24,7 +24,7 @@ from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.compat import state_layers
 from hf_specdec.compat.caches import CACHE
-from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.forward.text_rows import TreeLayout
 from tests.helpers.drafts import CheckedDrafter
 from tests.helpers.support import plain
 from tests.helpers.zoo_wide import VOCAB_SIZE, build, shrunk

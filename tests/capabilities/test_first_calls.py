@@ -10,7 +10,7 @@ from transformers import HrmTextConfig, HrmTextForCausalLM
 
 import hf_specdec
 from hf_specdec.compat.caches import CACHE
-from hf_specdec.forward.capabilities.attempts import sentence
+from hf_specdec.forward.capabilities.reference import sentence
 from tests.helpers.support import DRAFTS, MASK, PADDED, PROMPT, plain, results_of, see_all, steer
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 

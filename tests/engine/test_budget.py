@@ -22,7 +22,7 @@ from hf_specdec.engine.cost.budget import (
     Budget,
 )
 from hf_specdec.engine.cost.cost_model import SIZES, StepCosts
-from hf_specdec.forward.networks.drafting import DraftForwards
+from hf_specdec.forward.networks.runner_base import DraftForwards
 from hf_specdec.methods.common.drafter import DraftCost
 from tests.engine.test_cost_model import learn
 

@@ -8,7 +8,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from hf_specdec.engine.stopping import StopCheck
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 
 TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
 

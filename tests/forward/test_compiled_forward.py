@@ -11,8 +11,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hf_specdec.cache.static_cache import StaticSpecCache, StaticSpecLayer
 from hf_specdec.compat import compiling
-from hf_specdec.forward.checked_steps import CheckedSteps, _form
-from hf_specdec.forward.compiled_forward import CompiledForward, StepKind
+from hf_specdec.forward.compiled_forward import CheckedSteps, CompiledForward, StepKind, _form
 from tests.helpers.graphs import counting
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.forward.networks.drafting import propose_together
+from hf_specdec.forward.networks.runner_base import propose_together
 from hf_specdec.methods.common.drafter import DraftRequest
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.draft_model.config import DraftModelConfig

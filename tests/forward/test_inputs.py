@@ -11,7 +11,7 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.inputs import rows_of
 from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from tests.helpers.zoo import FAMILIES, build
 
 IDS = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])

@@ -20,8 +20,7 @@ from hf_specdec.common.transfer import to_device
 from hf_specdec.common.tree import TreeBuilder
 from hf_specdec.compat.attention import masks_for_forward
 from hf_specdec.forward import tree_mask
-from hf_specdec.forward.mask_rules import TreeRows, window_of
-from hf_specdec.forward.tree_mask import TreeMasks
+from hf_specdec.forward.tree_mask import TreeMasks, TreeRows, window_of
 from tests.helpers.zoo import FAMILIES, WINDOW, build
 
 CPU = torch.device("cpu")

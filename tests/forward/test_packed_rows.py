@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from tests.helpers.zoo import FAMILIES, build
 
 

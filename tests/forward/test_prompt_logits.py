@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import hf_specdec
-from hf_specdec.forward import prompt_logits
+from hf_specdec.forward import prompt
 from hf_specdec.methods.auto.config import AutoSpecConfig
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.common.node_logits import Array
@@ -77,7 +77,7 @@ def test_each_row_is_told_of_its_own_prompt(model: PreTrainedModel) -> None:
 def test_of_many_tokens_the_first_ids_and_the_prompt_s_own_are_looked_at(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_logits, "NUM_FREQUENT", 8)
+    monkeypatch.setattr(prompt, "NUM_FREQUENT", 8)
     message = drafters_of(model)[0].heard
     assert message is not None
     assert message[0].tolist() == expected_of(model, PROMPTS[0], [*range(8), 9, 40])[0].tolist()

@@ -17,9 +17,8 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat import state_layers
 from hf_specdec.forward.capabilities.reference import arguments, reference
 from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.token_buffer import TokenBuffer
-from hf_specdec.forward.tree_layout import TreeLayout
-from hf_specdec.kernels.core_recurrence import CoreColumns
+from hf_specdec.forward.text_rows import TokenBuffer, TreeLayout
+from hf_specdec.kernels.recurrences import StateColumns
 from tests.helpers.drafts import RandomTreeDrafter
 from tests.helpers.support import plain
 from tests.helpers.zoo_wide import build, shrunk
@@ -74,7 +73,7 @@ def assert_equal_states(cache: Any, expected: Any) -> None:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recurrences by the core, or by torch as on accelerators."""
     if not request.param:
-        monkeypatch.setattr(CoreColumns, "fits", lambda *_: False)
+        monkeypatch.setattr(StateColumns, "is_cores", lambda *_: False)
 
 
 @pytest.mark.each_value

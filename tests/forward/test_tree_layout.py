@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_specdec.common.tree import DraftTree, ExtraTokens, TreeBuilder
-from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.forward.text_rows import TreeLayout
 
 
 def grown(builder: TreeBuilder, rng: random.Random, count: int) -> DraftTree:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS
-from hf_specdec.kernels.core_recurrence import CoreColumns
 from hf_specdec.kernels.products import BY_VECTORS, SERIAL, by_vectors
+from hf_specdec.kernels.recurrences import StateColumns
 from tests.kernels.layer_cases import draw, has_core, inside, sizes, tokens
 
 pytestmark = has_core
@@ -37,7 +37,7 @@ def test_recurrent_states_follow_from_their_path_alone(kind: str, seed: int) -> 
     inputs = [query, key, value, decay.contiguous(), beta]
     state = torch.randn(batch, heads, *((key_dim, value_dim) if has_delta else (value_dim, key_dim)), generator=at)
     parents = np.array([[draw(at, max(-1, c - 6), c) for c in range(count)] for _ in range(batch)])
-    result = CoreColumns(*inputs, has_delta).read(state, parents)
+    result = StateColumns(*inputs, has_delta).read(state, parents)
     for _ in range(4):
         row, node = draw(at, 0, batch), draw(at, 0, count)
         path = [node]
@@ -46,12 +46,12 @@ def test_recurrent_states_follow_from_their_path_alone(kind: str, seed: int) -> 
         alone = state[row : row + 1].clone()
         for column in path:
             item = [None if part is None else part[row : row + 1, column : column + 1].contiguous() for part in inputs]
-            single, first = CoreColumns(*item, has_delta), np.array([[-1]])
+            single, first = StateColumns(*item, has_delta), np.array([[-1]])
             assert torch.equal(single.read(alone, first)[0, 0], result[row, column])
             alone = single.state_after(alone, SimpleNamespace(parents=first))
         kept = np.full_like(parents, -2)
         kept[row, path] = parents[row, path]
-        after = CoreColumns(*inputs, has_delta).state_after(state.clone(), SimpleNamespace(parents=kept))
+        after = StateColumns(*inputs, has_delta).state_after(state.clone(), SimpleNamespace(parents=kept))
         assert torch.equal(after[row : row + 1], alone)
         assert torch.equal(after[:row], state[:row])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec.kernels.masks import fits
+from hf_specdec.kernels.core_attention import fits
 from hf_specdec.kernels.xformers import attend, fold_bias
 from tests.helpers.attention import StrictKernel
 

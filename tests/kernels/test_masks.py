@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_specdec.kernels.masks import additive, prepared
+from hf_specdec.kernels.core_attention import additive, prepared
 from hf_specdec.kernels.xformers import attend
 from tests.helpers.attention import StrictKernel
 

@@ -16,8 +16,7 @@ from hf_specdec import embedded
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels import cpu, packed
 from hf_specdec.kernels.cpu_kernels import reason_for_width
-from hf_specdec.kernels.packed import PackedEmbedding, PackedLinear
-from hf_specdec.kernels.packed_layout import FORMATS, Q8_0, Format, interleaved, quantized
+from hf_specdec.kernels.packed import FORMATS, Q8_0, Format, PackedEmbedding, PackedLinear, interleaved, quantized
 from hf_specdec.kernels.packed_loading import packable
 from tests.helpers.support import DRAFTS, PROMPT
 from tests.helpers.zoo import FAMILIES, build

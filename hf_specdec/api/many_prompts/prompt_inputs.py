@@ -14,7 +14,7 @@ from hf_specdec.call.request import Request
 from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.caches import CACHE_ARGUMENTS
-from hf_specdec.compat.settings import accepted_arguments
+from hf_specdec.compat.generation import accepted_arguments
 from hf_specdec.errors import ConfigError, counted
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")

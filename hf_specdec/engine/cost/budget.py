@@ -20,7 +20,7 @@ from collections.abc import Hashable, Sequence
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.cost.cost_model import CostCurve, StepCosts
-from hf_specdec.forward.networks.drafting import DraftForwards
+from hf_specdec.forward.networks.runner_base import DraftForwards
 from hf_specdec.methods.common.drafter import DraftCost
 
 TILE = 4  # tokens that kernels compute at once, on CPUs; larger tiles hold whole ones of these

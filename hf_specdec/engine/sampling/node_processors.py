@@ -20,7 +20,7 @@ from transformers import (
 from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.sampling.constraint import Constraint
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 
 ROW_WARPERS = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper)  # look at the row alone, round alike
 CUMSUMS = (torch.Tensor.cumsum, torch.cumsum)

@@ -15,7 +15,7 @@ from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.per_row import PerRow, of_only_row
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.tokens_ahead import TokensAhead, rejections_of
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
 
 

@@ -12,7 +12,7 @@ from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import Rejections
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.node_logits import read_tensors
 
 Array = npt.NDArray[Any]

@@ -12,9 +12,8 @@ from hf_specdec.compat.devices import input_device, is_shared
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.compat.state_layers import has_states_alone, known_state_layers
 from hf_specdec.distributed.rank_sync import any_process
-from hf_specdec.forward.capabilities.attempts import ProbeFailed
 from hf_specdec.forward.capabilities.probe import Capability, probe, probe_rows, rounds_alike, untried
-from hf_specdec.forward.capabilities.reference import module_tensors
+from hf_specdec.forward.capabilities.reference import ProbeFailed, module_tensors
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.cpu_kernels import reason_for_width
 from hf_specdec.kernels.layers import Attended, counted

@@ -22,19 +22,22 @@ from hf_specdec.compat.generation import fresh_cache
 from hf_specdec.compat.models import counts_padding_out, readable_padding, rounds_tokens_together, text_config
 from hf_specdec.compat.state_layers import limits_time_steps, places_trees
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.forward.capabilities.attempts import REFUSALS, ProbeFailed, sentence, tried
 from hf_specdec.forward.capabilities.reference import (
+    REFUSALS,
+    ProbeFailed,
     Reference,
     arguments,
     encoded,
     module_tensors,
     reference,
+    sentence,
     tokens_of,
     tolerance_of,
+    tried,
 )
-from hf_specdec.forward.forward_arguments import rows_of
+from hf_specdec.forward.inputs import rows_of
 from hf_specdec.forward.model_runner import ModelRunner, Tier
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.forward.tree_mask import TreeMasks
 
 UNTRIED = "several tokens in one forward could not be tried"

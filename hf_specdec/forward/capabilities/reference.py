@@ -1,13 +1,15 @@
-"""A text as plain generation computes it, the reference of the probes: a prompt's forward, then one for each token; and
-the difference from it that rounding can explain.
+"""A text as plain generation computes it, the reference of the probes: a prompt's forward, then one for each token; the
+difference from it that rounding can explain; and attempts that are retried once, with their errors in a sentence.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.cache.recurrent_state import contents
@@ -15,10 +17,13 @@ from hf_specdec.compat.caches import cache_name
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.generation import Encoded, attends_only, fresh_cache, own_positions, prefill, updated_kwargs
 from hf_specdec.compat.models import max_positions, takes_position_ids, text_config
-from hf_specdec.forward.capabilities.attempts import Mismatch, ProbeFailed
+from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 from hf_specdec.kernels.layers import counted
 
+Result = TypeVar("Result")
+logger = logging.getLogger("hf_specdec")
+ATTEMPTS = 2
 PROMPT_LENGTH, LONGEST_PROMPT = 7, 1024
 PERIOD = 6
 NUM_COMING = 8
@@ -29,6 +34,53 @@ EXACT, MOST_INEXACT, NOISE_FACTOR = 1e-4, 0.1, 3.0  # relative to the largest lo
 TF32 = 1e-3  # relative rounding of fp32 products at less than the highest precision
 SMALLEST = torch.finfo(torch.float32).tiny  # divisor in the place of 0; a state of small numbers is a state
 LEAST_INEXACT = 4e-3  # some roundings to ten bits; CPUs without half-precision instructions round oftener than others
+
+
+class Mismatch(Exception):
+    """A forward gave other logits or states than the reference."""
+
+
+class ProbeFailed(Exception):
+    """A probe met a fault that may pass, such as a full memory: nothing is known of the model."""
+
+
+# What forwards raise where a model does not allow for what is tried.
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Mismatch, RuntimeError, TypeError, ValueError)
+
+
+def tried(attempt: Callable[[int], Result]) -> Result:
+    """The result of `attempt(number)`. What a model cannot do fails each time, an expert's near tie does not.
+
+    Raises:
+        REFUSALS: of the last attempt.
+        ProbeFailed: what was raised says nothing of the model.
+    """
+    for number in range(ATTEMPTS):
+        try:
+            return attempt(number)
+        except ProbeFailed:
+            raise
+        except REFUSALS as error:
+            if _may_pass(error):
+                raise ProbeFailed(f"{type(error).__name__}: {error}") from error
+            if number == ATTEMPTS - 1 or isinstance(error, UnsupportedModelError):
+                raise
+        except Exception as error:
+            raise ProbeFailed(f"{type(error).__name__}: {error}") from error
+    raise AssertionError
+
+
+def _may_pass(error: Exception) -> bool:
+    """Returns whether an error is the machine's: its memory is full, or the device has failed."""
+    return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or should_reduce_batch_size(error)
+
+
+def sentence(exception: Exception) -> str:
+    """An exception in one line, for people who have not read the model's code."""
+    if isinstance(exception, (Mismatch, UnsupportedModelError)):
+        return str(exception).split(". ")[0].removesuffix(".")
+    logger.debug("a forward that tries the model fails", exc_info=exception)
+    return f"its forward does not allow for it ({type(exception).__name__})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from hf_specdec.forward.compiled_forward import CompiledForward
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.model_runner import ModelRunner, Tier
 from hf_specdec.forward.networks.runner_base import BaseDraftRunner, network_of, of_each_row
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 

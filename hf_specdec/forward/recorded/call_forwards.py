@@ -11,7 +11,7 @@ from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.forward.model_facts import ModelFacts
 from hf_specdec.forward.recorded.forwards import RecordedForwards
 from hf_specdec.forward.state_layers import StateRecorder
-from hf_specdec.forward.tree_layout import TreeLayout
+from hf_specdec.forward.text_rows import TreeLayout
 from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.replaced import replaced
-from hf_specdec.forward.forward_arguments import tensors_of
+from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.forward.recorded.guard import Guard, foreign_part, tensors_of_modules
 from hf_specdec.forward.recorded.program import Constant, Program
 from hf_specdec.forward.recorded.template import Template
 from hf_specdec.forward.recorded.trace import NotRecordable, Record, Trace
 from hf_specdec.kernels import cpu
+from hf_specdec.kernels.core_attention import additive, prepared
 from hf_specdec.kernels.huge_pages import use_huge_pages
-from hf_specdec.kernels.masks import additive, prepared
 
 logger = logging.getLogger("hf_specdec")
 

@@ -84,9 +84,7 @@ def put_nodes(
 def read_logits(logits: npt.NDArray[Any], read: npt.NDArray[np.float32], width: int, count: int, /) -> bool: ...
 def recur(
     addresses: tuple[int, ...],  # of state, result, room for each thread, query, key, value, decay, beta, parents
-    sizes: tuple[
-        int, int, int, int, int, int, int
-    ],  # batch, heads, key_heads, columns, value_dim, key_dim, decay_space
+    sizes: tuple[int, int, int, int, int, int],  # batch, heads, key_heads, columns, value_dim, key_dim
     num_threads: int,
     team: int,
     /,

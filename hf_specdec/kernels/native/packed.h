@@ -23,7 +23,7 @@
 
 #include "tiles.h"
 
-enum { Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, NUM_FORMATS }; /* as in hf_specdec/kernels/packed_layout.py */
+enum { Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, NUM_FORMATS }; /* as in hf_specdec/kernels/packed.py */
 enum { GROUP = 16, BLOCK_COLUMNS = 32, SUPER_BLOCKS = 8, LINE_BYTES = 64 };
 
 /* 32 numbers of a token: scale * code each. */

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_specdec.kernels.packed import Packed
-from hf_specdec.kernels.packed_layout import Q8_0
+from hf_specdec.kernels.packed import Q8_0, Packed
 
 INT8_KIND, FOUR_BIT_KIND = "Linear8bitLt", "Linear4bit"  # of bitsandbytes, which need not be installed
 FP8_KIND = "Float8Tensor"  # of torchao

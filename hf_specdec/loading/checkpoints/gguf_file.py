@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import loading as compat
 from hf_specdec.errors import MissingExtraError
-from hf_specdec.kernels.packed import why_unused
-from hf_specdec.kernels.packed_layout import FORMATS, Q8_0, Format, interleaved, quantized
+from hf_specdec.kernels.packed import FORMATS, Q8_0, Format, interleaved, quantized, why_unused
 from hf_specdec.kernels.packed_loading import packable, packed_config
 from hf_specdec.kernels.quantization.precision import lies_on_cpu
 

@@ -14,7 +14,7 @@ from torch.nn.functional import log_softmax, pad
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec.compat.devices import input_device
-from hf_specdec.forward.hidden_states import check_states
+from hf_specdec.forward.node_outputs import check_states
 from hf_specdec.methods.eagle3.network import Eagle3Head
 
 

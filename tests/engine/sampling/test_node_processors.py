@@ -16,7 +16,7 @@ from transformers import (
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
-from hf_specdec.forward.token_buffer import MAX_UNWRITTEN, TokenBuffer
+from hf_specdec.forward.text_rows import MAX_UNWRITTEN, TokenBuffer
 
 CPU, VOCAB = torch.device("cpu"), 60
 TEXT = TokenBuffer(torch.tensor([[5, 6, 7, 6]]), room=4)

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.sampling.sampler import Sampler
-from hf_specdec.forward.token_buffer import TokenBuffer
+from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.node_logits import NodeLogits
 
 CPU = torch.device("cpu")
