@@ -41,8 +41,8 @@ def rollback_cache(
         static = kept if is_usable else StaticSpecCache.of(inner, capacity=fixed.capacity)
     if static is not None:
         return AttentionCache(cache, static)
-    is_known = isinstance(inner, DynamicCache | StaticCache)
-    if isinstance(inner, Cache) and (not is_known or inner.offloading):
+    is_resizable = isinstance(inner, DynamicCache | StaticCache)
+    if isinstance(inner, Cache) and (not is_resizable or inner.offloading):
         raise UnsupportedModelError("the cache is not one of transformers' dynamic key/value caches")
     spec = None if inner is None else SpecCache.adopt(inner, reserve=reserve, left_out=left_out, records=records)
     return AttentionCache(cache, spec) if spec is not None else StateCache(cache)

@@ -10,7 +10,7 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import Method
-from hf_specdec.methods.common.translation import are_alike, check_tokenizers
+from hf_specdec.methods.common.translation import check_tokenizers, share_token_ids
 
 
 def read_draft(
@@ -41,7 +41,7 @@ def read_draft(
         rule = "must be unset with a draft head, which drafts the target's tokens"
         raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, "Leave it out.")
     check_tokenizers(arguments.get("tokenizer"), tokenizer)
-    if are_alike(arguments["tokenizer"], tokenizer):
+    if share_token_ids(arguments["tokenizer"], tokenizer):
         return network, None
     if not method.translates:
         rule = f"must be unset with spec_method={method.name!r}, which scores the target's own tokens"

@@ -19,7 +19,7 @@ from hf_specdec.compat.fingerprint import Fingerprint, fingerprint
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.engine.draft_pairing import draft_capability, translations_of
-from hf_specdec.engine.head_pairing import own_head_of
+from hf_specdec.engine.head_pairing import checkpoint_head_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.forward.capabilities.findings import Found
 from hf_specdec.forward.inputs import rows_of
@@ -189,7 +189,7 @@ class Request:
         """
         if self.assistant_model is not None:
             return cast("PreTrainedModel | DraftHead | None", self.assistant_model)
-        return None if self.method.own_head is None else own_head_of(self.model, self.method, self.config)
+        return None if self.method.checkpoint_head is None else checkpoint_head_of(self.model, self.method, self.config)
 
     @cached_property
     def draft(self) -> tuple[Tier, ModelFacts]:

@@ -81,8 +81,8 @@ class CallPlan:
         lines["shapes"] = f"{self.cache} cache, {rows}"
         if self.widths:
             widths = ", ".join(map(str, self.widths))
-            how = "compiled" if self.is_compiled else "not compiled"
-            lines["shapes"] += f"; forwards of {widths} tokens a row over {self.capacity} columns, {how}"
+            kind = "compiled" if self.is_compiled else "not compiled"
+            lines["shapes"] += f"; forwards of {widths} tokens a row over {self.capacity} columns, {kind}"
         return lines
 
     def __str__(self) -> str:

@@ -146,7 +146,7 @@ def output_head(target: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tenso
     return project
 
 
-def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConfig) -> DraftHead | None:
+def checkpoint_head_of(target: PreTrainedModel, method: Method | None, config: SpecConfig) -> DraftHead | None:
     """The head that a method makes of the target's own checkpoint, loaded once; `None` where it makes none.
 
     Args:
@@ -155,11 +155,11 @@ def own_head_of(target: PreTrainedModel, method: Method | None, config: SpecConf
     Raises:
         CheckpointError, UnsupportedModelError: there is none for this target.
     """
-    if method is None or method.own_head is None:
+    if method is None or method.checkpoint_head is None:
         return None
     heads = state_of(target).heads
     if method.name not in heads:
-        heads[method.name] = method.own_head(target)
+        heads[method.name] = method.checkpoint_head(target)
     return place_head(heads[method.name], target, config)
 
 

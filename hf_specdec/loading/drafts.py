@@ -69,7 +69,7 @@ class AutoDraftHead:
         if inner is not None and not isinstance(inner, transformers.PreTrainedModel):
             raise ConfigError("target", "must be a transformers model", type(inner).__name__, "Load it first.")
         files = HeadFiles(path, hub)
-        kind = head_kind_of(values := files.known_values())
+        kind = head_kind_of(values := files.values_or_empty())
         if kind is not None and kind.load is not None:
             head = kind.load(path, dtype=dtype, **hub)
             if inner is not None:
@@ -83,7 +83,7 @@ class AutoDraftHead:
 
 def is_draft_head(path: str | os.PathLike[str]) -> bool:
     """Tell whether a folder or hub name is that of a draft head, as far as its config.json says."""
-    return head_kind_of(HeadFiles(path).known_values()) is not None
+    return head_kind_of(HeadFiles(path).values_or_empty()) is not None
 
 
 def _no_head(files: HeadFiles) -> SpecError:

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.common.translation import MOST_TAIL, Translation, are_alike, check_tokenizers
+from hf_specdec.methods.common.translation import MOST_TAIL, Translation, check_tokenizers, share_token_ids
 from tests.helpers.tokenizers import byte_level, characters, marked
 
 SAMPLES = [
@@ -171,8 +171,8 @@ def test_what_is_no_tokenizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="`assistant_tokenizer` must be a tokenizer .*'str'"):
         check_tokenizers(SMALL, "path")
     check_tokenizers(SMALL, LARGE)
-    assert are_alike(SMALL, byte_level(SAMPLES, 260))
-    assert not are_alike(SMALL, LARGE)
+    assert share_token_ids(SMALL, byte_level(SAMPLES, 260))
+    assert not share_token_ids(SMALL, LARGE)
 
 
 def test_vocabularies_of_one_family_are_alike() -> None:
@@ -184,15 +184,15 @@ def test_vocabularies_of_one_family_are_alike() -> None:
     padded = byte_level(texts, 266)
     assert len(padded.get_vocab()) == len(base.get_vocab()) + 1
     for first, second in itertools.permutations((base, more, other, padded), 2):
-        assert are_alike(first, second)
+        assert share_token_ids(first, second)
 
 
 def test_an_id_that_is_two_tokens_makes_vocabularies_foreign() -> None:
     base = byte_level(["def add(a, b):"], 262)
     other = byte_level(["class Reader"], 262)
     assert base.get_vocab().keys() != other.get_vocab().keys()
-    assert not are_alike(base, other)
-    assert not are_alike(LETTERS, SMALL)
+    assert not share_token_ids(base, other)
+    assert not share_token_ids(LETTERS, SMALL)
 
 
 def test_a_pair_is_compared_once_and_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_pair_is_compared_once_and_not_kept_alive(monkeypatch: pytest.MonkeyPa
     vocabulary = kind.get_vocab
     monkeypatch.setattr(kind, "get_vocab", lambda tokenizer: compared.append(tokenizer) or vocabulary(tokenizer))
     target, draft = byte_level(SAMPLES, 300), byte_level(SAMPLES, 310)
-    results = [are_alike(target, draft) for _ in range(3)]
+    results = [share_token_ids(target, draft) for _ in range(3)]
     assert results == [False] * 3
     assert compared == [target, draft]
     compared.clear()

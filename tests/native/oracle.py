@@ -20,10 +20,10 @@ from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
 from hf_specdec.methods.auto.search import (
     COMMON,
     DRAFT,
-    OWN,
     POOLED,
     RECYCLED,
     SIBLINGS,
+    THIS_TEXT,
     Likeliest,
     Said,
     Sources,
@@ -236,7 +236,7 @@ class PythonSearch:
         sources, (ours, pooled) = self._sources, self._matches_of(node)
         tail = (*self._index.tokens[-MAX_KEY - 1 :], *node.path)
         keys, above = keys_of(tail[-MAX_KEY:]), keys_of(tail[-MAX_KEY - 1 : -1])
-        votes = [(place, self._counted(node, result)) for place, result in ((OWN, ours), (POOLED, pooled))]
+        votes = [(place, self._counted(node, result)) for place, result in ((THIS_TEXT, ours), (POOLED, pooled))]
         said, level = [(place, entry) for place, entry in votes if entry[0]], 0
         for size, key in enumerate(keys, 1):
             if sources.recycled is not None and (entry := get(sources.recycled, key)) is not None:

@@ -245,7 +245,7 @@ def test_a_draft_in_a_file_has_the_file_s_tokenizer(tmp_path, tokenizer, monkeyp
     other = SimpleNamespace()
     monkeypatch.setattr(tokenizers.AutoTokenizer, "from_pretrained", lambda path, **inputs: other)
     for is_alike in (True, False):
-        monkeypatch.setattr(tokenizers, "are_alike", lambda first, second, is_alike=is_alike: is_alike)
+        monkeypatch.setattr(tokenizers, "share_token_ids", lambda first, second, is_alike=is_alike: is_alike)
         loaded = tokenizers.load_foreign_tokenizer(tmp_path / "model.gguf", tokenizer)
         assert loaded is (None if is_alike else other)
 

@@ -9,7 +9,7 @@ from hf_specdec.compat.loading import cached_file
 from hf_specdec.errors import CheckpointError, first_line
 from hf_specdec.loading.checkpoints.folder import with_gguf_file
 from hf_specdec.methods.common.draft_head import DraftHead
-from hf_specdec.methods.common.translation import are_alike
+from hf_specdec.methods.common.translation import share_token_ids
 
 
 def load_tokenizer(path: str | os.PathLike[str], **hub: Any) -> PreTrainedTokenizerBase:
@@ -62,7 +62,7 @@ def load_foreign_tokenizer(
         if file is None:
             return None
     of_draft = load_tokenizer(path)
-    return None if are_alike(tokenizer, of_draft) else of_draft
+    return None if share_token_ids(tokenizer, of_draft) else of_draft
 
 
 def draft_tokenizers(

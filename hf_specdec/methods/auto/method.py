@@ -11,19 +11,19 @@ from hf_specdec.methods.common.entry import DrafterContext, Method, MethodState,
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 
-GIVEN, WARNED = "auto, given", "auto, warned"  # names in a `MethodState`
+ENABLED, WARNED = "auto, enabled", "auto, warned"  # names in a `MethodState`
 
 logger = logging.getLogger("hf_specdec")
 
 
 def give_memory(state: MethodState, memory: SpecMemory) -> None:
     """Let `auto` remember in `memory`."""
-    state.by_name[GIVEN] = memory
+    state.by_name[ENABLED] = memory
 
 
 def memory_in_use(state: MethodState) -> SpecMemory:
     """The memory that there is; made where there is none."""
-    memory: SpecMemory | None = state.by_name.get(GIVEN)
+    memory: SpecMemory | None = state.by_name.get(ENABLED)
     if memory is not None:
         return memory
     return state.of(METHOD.name, SpecMemory)

@@ -26,10 +26,10 @@ Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says
 
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
-OWN, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
+THIS_TEXT, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, SIBLINGS = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
 NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
-    OWN: "text",
+    THIS_TEXT: "text",
     POOLED: "earlier_texts",
     **{RECYCLED + place: "recycled_logits" for place in range(MAX_KEY)},
     COMMON: "text",

@@ -162,7 +162,7 @@ class Method:
     sources: tuple[Source, ...] = ()
 
     @property
-    def own_head(self) -> Callable[..., DraftHead] | None:
+    def checkpoint_head(self) -> Callable[..., DraftHead] | None:
         """Maker of a head out of the target's own checkpoint, where a call brings none."""
         return None if self.head is None else self.head.of_target
 

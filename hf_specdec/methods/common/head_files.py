@@ -76,7 +76,7 @@ class HeadFiles:
         """
         return _json_object(self.file(CONFIG))
 
-    def known_values(self) -> dict[str, Any]:
+    def values_or_empty(self) -> dict[str, Any]:
         """Read config.json; empty where there is no such file, or it cannot be read."""
         try:
             return self.values()

@@ -169,7 +169,7 @@ class Translation:
         return moved
 
 
-def are_alike(target: Tokenizer, draft: Tokenizer) -> bool:
+def share_token_ids(target: Tokenizer, draft: Tokenizer) -> bool:
     """True if the ids of two tokenizers are the same tokens, so that nothing has to be translated.
 
     What texts are split into decides: an id that both have must be one token, and one of them may have a few more, as

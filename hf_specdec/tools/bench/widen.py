@@ -92,11 +92,11 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
             f"`widen_head` needs a head of hidden size {width}, its target's, but it is {head.hidden_size}, for a "
             f"target of {head.target_hidden_size}. Measure it at its own size."
         )
-    last, own_ids = original.config.num_hidden_layers, head.layer_ids(original.config.num_hidden_layers)
+    last, read_ids = original.config.num_hidden_layers, head.layer_ids(original.config.num_hidden_layers)
     shape: dict[str, Any] = {
         "layer": _larger_config(head.config.layer, wide, head.config.layer.num_hidden_layers),
         "target_hidden_size": wide,
-        "layer_ids": tuple(widened.config.num_hidden_layers if layer == last else layer for layer in own_ids),
+        "layer_ids": tuple(widened.config.num_hidden_layers if layer == last else layer for layer in read_ids),
     }
     with _seeded(head.device):
         large = head.like(dataclasses.replace(head.config, **shape))
@@ -104,7 +104,7 @@ def widen_head(head: DraftHead, original: PreTrainedModel, widened: PreTrainedMo
     sources, scale = dict(head.named_parameters()), math.sqrt(width / wide)
     with torch.no_grad():
         for name, parameter in large.named_parameters():
-            blocks = _num_blocks(name, len(own_ids), reads_pairs=isinstance(head, Eagle3Head))
+            blocks = _num_blocks(name, len(read_ids), reads_pairs=isinstance(head, Eagle3Head))
             new, old = (p.view(*p.shape[:-1], blocks, -1) for p in (parameter, sources[name]))
             _fill(name, new, old, width, scale)
     _keep_head_norms(large, head.config.layer.rms_norm_eps)

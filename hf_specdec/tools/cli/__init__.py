@@ -50,8 +50,8 @@ for _name, _summary in COMMANDS.items():
     app.command(_name, cls=_Imported, help=_summary)(lambda: None)
 
 
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(__version__)
         raise typer.Exit
 

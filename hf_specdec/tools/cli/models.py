@@ -129,7 +129,7 @@ def draft_of(options: MethodOptions, kwargs: Mapping[str, Any], target: str) -> 
 
 def _method_of_draft(name: str) -> str:
     """The method that drafts with a checkpoint: that of the head in its config.json, else `draft_model`."""
-    values = HeadFiles(folder_of(name)).known_values()
+    values = HeadFiles(folder_of(name)).values_or_empty()
     heads = (method.name for method in METHODS.values() if method.head is not None and method.head.is_config(values))
     return next(heads, "draft_model")
 

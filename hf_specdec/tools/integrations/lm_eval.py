@@ -46,13 +46,13 @@ class SpecHFLM(HFLM):
 
     def __init__(self, pretrained: Any, draft_model: str | None = None, **kwargs: Any) -> None:
         names = ("spec_method", "spec_config", *config_arguments())
-        asked = {name: kwargs.pop(name) for name in names if name in kwargs}
+        method_kwargs = {name: kwargs.pop(name) for name in names if name in kwargs}
         super().__init__(pretrained, **kwargs)
         enable(self.model)
-        self._how = {"spec_method": AUTO, **asked}
-        self._is_default = not asked  # the method then yields where a task asks for beams or the like
+        self._method_kwargs = {"spec_method": AUTO, **method_kwargs}
+        self._is_default = not method_kwargs  # the method then yields where a task asks for beams or the like
         if draft_model is not None:
-            self._how |= self._draft(draft_model)
+            self._method_kwargs |= self._draft(draft_model)
 
     def _draft(self, path: str) -> dict[str, Any]:
         """Arguments of `generate` for a draft model or a draft head, in the target's dtype."""
@@ -88,7 +88,7 @@ class SpecHFLM(HFLM):
                 pad_token_id=self.tokenizer.pad_token_id,
                 use_cache=True,
                 **kwargs,
-                **self._how,
+                **self._method_kwargs,
             )
         return output
 
