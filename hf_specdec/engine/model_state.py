@@ -20,12 +20,12 @@ from hf_specdec.compat.fingerprint import Fingerprint
 from hf_specdec.engine.cost.cost_model import StepCosts
 from hf_specdec.forward.capabilities.findings import Findings
 from hf_specdec.forward.compiled_forward import MODEL_STEP, CompiledForward, StepKind
-from hf_specdec.forward.model_facts import ModelFacts
+from hf_specdec.forward.model_facts import STATE_ATTRIBUTE, ModelFacts
 from hf_specdec.methods.common.config import SpecConfig
 from hf_specdec.methods.common.draft_head import DraftHead
 from hf_specdec.methods.common.entry import MethodState
 
-ATTRIBUTE = "_hf_specdec"
+ATTRIBUTE = STATE_ATTRIBUTE
 NOT_COPIED = ("lock", "compiled", "facts", "weights")
 MOST_WARNINGS = 100  # some name a length or a value of the call
 logger = logging.getLogger("hf_specdec")

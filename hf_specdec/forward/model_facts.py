@@ -5,6 +5,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from transformers import PreTrainedModel
 
+STATE_ATTRIBUTE = "_hf_specdec"  # of a model: its facts are a part of the state that the engine keeps there
+
 Arguments = ParamSpec("Arguments")
 Fact = TypeVar("Fact")
 

@@ -1,6 +1,8 @@
 """What is not recorded, and what drops a record: foreign code, and functions that a forward calls by name."""
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -80,13 +82,27 @@ def test_attention_that_is_registered_anew_is_seen() -> None:
         transformers.AttentionInterface.register("sdpa", sdpa_attention_forward)
 
 
+def test_a_recorded_model_is_freed_with_its_last_reference() -> None:
+    """Not when the cyclic collector happens to run."""
+    model = model_of()
+    assert generated(model).spec_stats.num_replayed > 0
+    references = weakref.ref(model), weakref.ref(model.lm_head.weight)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("others", ["none", "criterion", "thread"])
 def test_a_model_is_looked_at_in_each_forward_where_other_code_may_run(
     others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Guard] = []
     is_same = Guard._is_same
-    monkeypatch.setattr(Guard, "_is_same", lambda guard: (looks.append(guard), is_same(guard))[1])
+    monkeypatch.setattr(Guard, "_is_same", lambda guard, model: (looks.append(guard), is_same(guard, model))[1])
     model, end = model_of(), threading.Event()
     options = {"stopping_criteria": [lambda *_: torch.tensor([False])]} if others == "criterion" else {}
     if others == "thread":

@@ -165,7 +165,7 @@ class RecordedForwards:
             return Forward(compute())
         if self._count < LEAST_FORWARDS or kind.count < LEAST_OF_KIND:
             return Forward(compute(), is_usual=not self._has_programs)
-        if self._guard is None or not self._guard.holds(call):
+        if self._guard is None or not self._guard.holds(model, call):
             self._drop(model)
             if self.reason is not None:
                 return Forward(compute())

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from hf_specdec.common.replaced import Replacement
 from hf_specdec.compat.attention import attention_functions
 from hf_specdec.compat.modules import modules_of
+from hf_specdec.forward.model_facts import STATE_ATTRIBUTE
 from hf_specdec.kernels import cpu
 
 MODELS = "transformers.models."
@@ -47,40 +48,42 @@ class Guard:
 
     The functions that their files and transformers' attention have by name belong to them.
 
-    A weight that changes in place stays the same; what is replaced, moved, added or switched does not.
+    A weight that changes in place stays the same; what is replaced, moved, added or switched does not. The model itself
+    is not kept: it keeps the guard, and would live until Python's collector runs.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = modules_of(model)
-        configs = {id(config): vars(config) for config in map(_config_of, self._modules) if config is not None}
-        groups = [group for module in self._modules for group in _groups_of(module)]
-        self._types: list[Any] = list(map(type, self._modules))
+        _, *self._modules = modules = modules_of(model)
+        configs = {id(config): vars(config) for config in map(_config_of, modules) if config is not None}
+        groups = [*_tables_of(model), *(group for module in self._modules for group in _groups_of(module))]
+        self._types: list[Any] = list(map(type, modules))
         files = {cls.__module__ for cls in self._types if cls.__module__.startswith(MODELS)}
         globals_of_files = [vars(sys.modules[name]) for name in sorted(files & sys.modules.keys())]
         self._groups = (*groups, *configs.values(), *globals_of_files, *attention_functions())
         self._forwards = [(cls, cls.forward) for cls in set(self._types)]
-        values = [list(group.values()) for group in self._groups]  # another thread may replace a forward meanwhile
+        # Another thread may replace a forward meanwhile.
+        values = [list(group.values()) for group in (_attributes_of(model), *self._groups)]
         self._values = tuple(value for value in chain.from_iterable(values) if not isinstance(value, Replacement))
         self._weights = tensors_of_modules(model)
         self._places = self._places_now()
         self._call: object = None
         self._held = False
 
-    def holds(self, call: object = None) -> bool:
+    def holds(self, model: torch.nn.Module, call: object = None) -> bool:
         """Returns whether the model is as it was.
 
         Args:
             call: in which no code of the caller's runs: one look is enough while there is no other thread.
         """
         if call is None or call is not self._call or not _is_alone():
-            self._call, self._held = call, self._is_same()
+            self._call, self._held = call, self._is_same(model)
         return self._held
 
-    def _is_same(self) -> bool:
+    def _is_same(self, model: torch.nn.Module) -> bool:
         # Forwards of this package come and go with each block.
         return (
-            cpu.core.same_values(self._groups, self._values, Replacement)
-            and list(map(type, self._modules)) == self._types
+            cpu.core.same_values((_attributes_of(model), *self._groups), self._values, Replacement)
+            and [type(model), *map(type, self._modules)] == self._types
             and self._places_now() == self._places
             and all(cls.forward is forward for cls, forward in self._forwards)
         )
@@ -104,8 +107,17 @@ def _config_of(module: torch.nn.Module) -> PreTrainedConfig | None:
     return config if isinstance(config, PreTrainedConfig) else None
 
 
+def _attributes_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Those of the model itself, without what the package keeps there."""
+    return {name: value for name, value in vars(model).items() if name != STATE_ATTRIBUTE}
+
+
 def _groups_of(module: torch.nn.Module) -> Iterator[dict[Any, Any]]:
     yield vars(module)
+    yield from _tables_of(module)
+
+
+def _tables_of(module: torch.nn.Module) -> Iterator[dict[Any, Any]]:
     yield module._parameters  # noqa: SLF001 as torch's own code reads them
     yield module._buffers  # noqa: SLF001
     yield module._modules  # noqa: SLF001

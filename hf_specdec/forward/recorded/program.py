@@ -1,7 +1,7 @@
 """A template made ready to run for one number of tokens."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,25 @@ LAYER, MASK = 9, 3  # numbers of each in their tables
 @dataclass(frozen=True, slots=True)
 class Constant:
     """Something among a forward's outputs that is no tensor: a cache, or nothing."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the forward that runs now reads and writes.
+
+    Attributes:
+        tables: addresses for the core.
+        layers: of the cache.
+    """
+
+    tables: tuple[int, ...] = ()
+    layers: Sequence[Any] = ()
+
+    def continued(self, step: StateFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """A function of a layer of the cache, by the states that it has now; the layer keeps the tensors it gets."""
+        layer = self.layers[step.layer]
+        kept = [layer.joined if type(value) is Joined else _kept(value) for value in args]
+        return step.function(layer, *kept, **{name: _kept(value) for name, value in kwargs.items()})
 
 
 class Program:
@@ -60,8 +79,7 @@ class Program:
         self._memories = {memory: slot for slot, memory in template.fresh.items()}
         self._outputs = {ref: template.view(ref, tokens) for ref in refs_of(template.outputs)}
         self._returned: dict[int, torch.Tensor] = {}
-        self._tables: tuple[int, ...] = ()
-        self._state_layers: list[Any] = []
+        self._run = _Run()
         self._counters: list[np.ndarray[Any, Any]] = []
         self._parts = [self._call_of(part) for part in parts]
         self.num_bytes, self.num_calls = self._arena.nbytes, len(parts)
@@ -80,9 +98,10 @@ class Program:
             memory = self._returned[slot] = torch.empty(size, dtype=torch.int64)
             self._bases[slot] = memory.data_ptr()
         self._point_at(cache, masks, packed)
-        self._state_layers = cache.layers
+        self._run.layers = cache.layers
         for part in self._parts:
             part()
+        self._run.layers = ()
         return _rebuilt(self._template.outputs, self._output)
 
     def _point_at(self, cache: SpecCache, masks: Mapping[str, torch.Tensor], packed: PackedRows | None) -> None:
@@ -100,7 +119,7 @@ class Program:
         bounds, width = (0, 0) if packed is None else (packed.bounds.data_ptr(), packed.width)
         tables = (self._bases, self._layers, self._masks)
         places = tuple(tensor.data_ptr() for tensor in cache.places)
-        self._tables = (*(table.ctypes.data for table in tables), *places, bounds, width)
+        self._run.tables = (*(table.ctypes.data for table in tables), *places, bounds, width)
 
     def _call_of(self, part: Codes | Step) -> Callable[[], object]:
         """Runs a part."""
@@ -111,9 +130,10 @@ class Program:
         head = (part.numbers.ctypes.data, len(part.numbers))
         tail = (counters.ctypes.data, part.count, self._room.data_ptr(), self._room_size, self._threads)
         team, team_size = (0, 0) if self._threads == 1 else (cpu.team(), cpu.team_size())
+        run = self._run  # a part that led back to the program would keep its memory until Python's collector runs
 
         def replay() -> None:
-            bases, layers, masks, rows, columns, packed, width = self._tables
+            bases, layers, masks, rows, columns, packed, width = run.tables
             cpu.core.replay(*head, bases, layers, masks, rows, columns, packed, width, *tail, team, team_size)
 
         return replay
@@ -123,7 +143,7 @@ class Program:
         args, kwargs = _rebuilt(step.args, self._tensor), _rebuilt(step.kwargs, self._tensor)
         if isinstance(step.function, StateFunction):
             computed = functools.partial(_rebuilt, tensor=self._computed)
-            function = functools.partial(self._continued, step.function, computed(step.args), computed(step.kwargs))
+            function = functools.partial(self._run.continued, step.function, computed(step.args), computed(step.kwargs))
         else:
             function = functools.partial(step.function, *args, **kwargs)
         if step.is_in_place:
@@ -144,12 +164,6 @@ class Program:
     def _computed(self, ref: Ref) -> Any:
         """A weight, or the function that copies what the forward has computed."""
         return self._tensor(ref).clone if self._is_used(ref) else self._tensor(ref)
-
-    def _continued(self, step: StateFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """A function of a layer of the cache, by the states that it has now; the layer keeps the tensors it gets."""
-        layer = self._state_layers[step.layer]
-        kept = [layer.joined if type(value) is Joined else _kept(value) for value in args]
-        return step.function(layer, *kept, **{name: _kept(value) for name, value in kwargs.items()})
 
     def _is_used(self, ref: Ref) -> bool:
         return self._template.view(ref, self._tokens).memory in self._template.slots
