@@ -115,9 +115,12 @@ class StepRunner:
         drafting = drafted - began + time.perf_counter() - committed
         seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
-        # A step that compiles, records a forward or computes twice tells nothing of costs.
-        is_usual = batch.target.forwards.is_usual and before == self._compile_seconds and not is_repeated
+        # A step that compiles, records a forward or computes twice tells nothing of the target's costs.
+        is_compiled = before != self._compile_seconds
+        is_usual = batch.target.forwards.is_usual and not is_compiled and not is_repeated
         learns = budget is not None and (is_usual or budget.costs.is_fixed)  # fixed: the same whatever was recorded
+        if budget is not None and not is_compiled:
+            budget.has_drafted(forwards, len(trees))
         sequences = tuple(batch.sequences)
         self._unrecorded = functools.partial(
             self._record, sequences, trees, results, num_live, seconds, budget if learns else None

@@ -170,6 +170,7 @@ def test_a_draft_network_s_time_is_no_cost_of_the_other_sources() -> None:
         budget.draft_cost(1, 1, 100, "network")
         trees = budget.cut([chain(0.6, 0.3)], 1)
         seconds = forwards.seconds + 0.01 * ONE
+        budget.has_drafted(forwards, 1)
         budget.record(trees, 1, num_tokens=1, seconds=1.04 * ONE, draft_seconds=seconds, forwards=forwards)
     assert budget.draft_cost(1, 1, 100, "network").of_node <= budget.rate * (before + 0.011)
     assert budget.draft_cost(1, 1, 100, "network").of_forward == pytest.approx(2.0 * budget.rate, rel=0.05)

@@ -83,6 +83,13 @@ class Budget:
         if not self.costs.is_fixed:
             self._seconds_of_reading = seconds / num_tokens
 
+    def has_drafted(self, forwards: DraftForwards, num_rows: int) -> None:
+        """A draft network has computed forwards for a step of so many rows."""
+        seconds_of_one = self.costs.curve(num_rows).seconds_of_one
+        if forwards.usual_cost and seconds_of_one is not None and not self.costs.is_fixed:
+            speed = self.costs.draft_speed(self._network)
+            speed.observe(forwards.usual_seconds / seconds_of_one, forwards.usual_cost)
+
     def draft_cost(self, num_rows: int, num_live: int, tokens_left: int, network: Hashable | None = None) -> DraftCost:
         """Gain that drafts of this step need; for a node of a paused drafter more than any has.
 
@@ -183,9 +190,6 @@ class Budget:
         self._tokens = FADE * self._tokens + num_tokens / num_live
         time = curve.ratio(widest) + draft_seconds / curve.seconds_of_one
         self._cost, self._time = FADE * self._cost + time, self._time + time
-        if forwards.usual_cost:
-            speed = self.costs.draft_speed(self._network)
-            speed.observe(forwards.usual_seconds / curve.seconds_of_one, forwards.usual_cost)
         draft_seconds -= forwards.seconds
         if self._num_proposed:
             self._seconds_of_node += 0.1 * (draft_seconds / self._num_proposed - self._seconds_of_node)
