@@ -1,10 +1,12 @@
 """What a step costs besides the forward: operations, each a launch on a GPU, and reads, each a stop of it."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers as tf
 from transformers import AutoTokenizer
 
 import hf_specdec
@@ -24,6 +26,22 @@ METHODS: dict[str, dict[str, Any]] = {
 CACHES: dict[str, dict[str, Any]] = {"dynamic": {}, "static": {"cache_implementation": "static"}}
 PENALTY = {"repetition_penalty": 1.1}
 ALL = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.05, **PENALTY}
+TOP_K = tf.TopKLogitsWarper(50)  # the default
+PROCESSORS: list[tuple[dict[str, Any], list[Any]]] = [
+    ({}, [TOP_K]),
+    ({"top_p": 0.9}, [TOP_K, tf.TopPLogitsWarper(0.9)]),
+    (PENALTY, [tf.RepetitionPenaltyLogitsProcessor(1.1), TOP_K]),
+    (
+        ALL,
+        [
+            tf.RepetitionPenaltyLogitsProcessor(1.1),
+            tf.TemperatureLogitsWarper(0.7),
+            TOP_K,
+            tf.TopPLogitsWarper(0.9),
+            tf.MinPLogitsWarper(0.05),
+        ],
+    ),
+]
 FIRST = 1  # steps in which masks are tried out and buffers are made
 
 
@@ -95,14 +113,25 @@ def test_a_sampled_step_reads_once_a_token(model: Any, inputs: Any, place: str, 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("method", ["auto", "auto_chain"])
-@pytest.mark.parametrize(("processor", "most"), [({}, 9), ({"top_p": 0.9}, 11), (PENALTY, 15), (ALL, 16)])
+@pytest.mark.parametrize(("kwargs", "processors"), PROCESSORS, ids=["top_k", "top_p", "penalty", "all"])
 def test_processors_are_called_once_a_step_on_a_device(
-    model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch, method: str, cache: str, processor: Any, most: int
+    model: Any,
+    inputs: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    cache: str,
+    kwargs: dict[str, Any],
+    processors: list[Any],
 ) -> None:
-    """Next to `most` operations and 8 for each token; those of penalties and filters are among them."""
+    """A step takes what they take for one row, six operations more, and eight for each token."""
+    counter = OperationCounter(model)
+    with counter:
+        tf.LogitsProcessorList(processors)(inputs.input_ids, torch.randn(1, model.config.vocab_size))
+    counter.end_step(SimpleNamespace(accepted=()))
+    of_processors = counter.steps[0].outside - 1  # without `randn`
     emulate(monkeypatch)
-    steps, _ = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True, **processor)
-    assert max(step.outside - 8 * step.num_tokens for step in steps) <= most
+    steps, _ = steps_of(model, inputs, METHODS[method], **CACHES[cache], do_sample=True, **kwargs)
+    assert max(step.outside - 8 * step.num_tokens for step in steps) <= of_processors + 6
 
 
 @pytest.mark.at_most(1)
