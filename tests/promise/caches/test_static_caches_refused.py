@@ -14,10 +14,12 @@ from tests.helpers.zoo import FALLBACK, FAMILIES
 from tests.matrix.test_batches import METHODS
 
 STATIC = {"cache_implementation": "static"}
+# MiniMax has a cache of its own, static or not, and transformers' `generate` of Falcon fails over a static one.
+CHAINS = [name for name, f in FAMILIES.items() if f.tier == "chain" and name not in ("falcon", "minimax")]
 
 
 @pytest.mark.at_most(2)
-@pytest.mark.parametrize("family", [*(name for name, f in FAMILIES.items() if f.tier == "chain"), *FALLBACK])
+@pytest.mark.parametrize("family", [*CHAINS, *FALLBACK])
 def test_models_that_verify_no_trees_decode_plainly(zoo: Callable[[str], Any], family: str) -> None:
     model = zoo(family)
     reference = run(model, plain, lambda: dict(STATIC))

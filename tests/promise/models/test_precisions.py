@@ -31,6 +31,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft_model tree": {"spec_method": "draft_model", "spec_config": {"num_branches": 3}},
     "plain": {"spec_method": "plain"},
 }
+# torchao's fp8 takes no layer of GPT-2's, and computes none of Falcon's.
+IN_FP8 = [family for family in FAMILIES if family not in ("gpt2", "falcon")]
 # A logit's rounding in bf16 over the largest logit: two texts part only where tokens are this close.
 NEAR_TIE = 0.03
 
@@ -78,7 +80,7 @@ def load_in_fp32(checkpoint: Callable[[str], str], family: str, precision: str) 
 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("family", wide_but(QUICK, FAMILIES))
+@pytest.mark.parametrize("family", wide_but(QUICK, IN_FP8))
 def test_fp8_weights_change_nothing_about_speculation(
     checkpoint: Callable[[str], str], family: str, draft: str
 ) -> None:
