@@ -1,4 +1,4 @@
-"""Every method on every family, several rows at once: each row is what plain `generate` makes of it.
+"""Every method on every family that verifies trees, several rows at once: each is what plain `generate` makes of it.
 
 Rows are padded on the left, end at their own end-of-text tokens and accept different numbers of drafts.
 """
@@ -16,6 +16,7 @@ from tests.helpers.zoo import FALLBACK, FAMILIES
 
 pytestmark = pytest.mark.each_value_in_file
 
+TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
 NEW_TOKENS = 24
 PADDING = (0, 3, 7, 1)
 METHODS: dict[str, dict[str, Any]] = {
@@ -68,19 +69,12 @@ def batches(zoo: Callable[[str], Any], draft_of: Callable[[str], Any]) -> Callab
     return batch
 
 
-def skip_refused(family: str, method: str) -> bool:
-    """What a family refuses; the errors are `test_matrix.py`'s."""
-    return method == "lookahead" and FAMILIES[family].tier == "chain"
-
-
 @pytest.mark.at_most(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TREES)
 def test_each_row_is_plain_generates(batches: Callable[[str, str], Batch], family: str, method: str, mode: str) -> None:
     """Tokens and padding; once as a bare tensor, where finished rows leave the batch, once with the cache."""
-    if skip_refused(family, method):
-        return
     batch = batches(family, mode)
     assert batch.run(METHODS[method]).tolist() == batch.expected.sequences.tolist()
 
@@ -89,7 +83,7 @@ def test_each_row_is_plain_generates(batches: Callable[[str, str], Batch], famil
     assert_same_cache(output[CACHE], batch.expected[CACHE])
     stats = output.spec_stats
     assert stats.plain_reason is None
-    assert stats.tier == FAMILIES[family].tier
+    assert stats.tier == "tree"
     assert stats.num_forwards < stats.num_drafts, "several rows share a forward"
     assert stats.num_draft_tokens > 0 or "draft_model" not in method
 
@@ -102,11 +96,9 @@ def test_rows_end_at_different_places(batches: Callable[[str, str], Batch]) -> N
 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TREES)
 def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
     """Row r draws what plain `generate` of its prompt alone draws from seed r, whatever its neighbours are."""
-    if skip_refused(family, method):
-        return
     batch = batches(family, "greedy")
     sampling = {"do_sample": True, "temperature": 0.8, "top_k": 20}
     torch.manual_seed(5)
@@ -121,11 +113,9 @@ def test_a_sampled_row_is_its_prompt_alone(batches: Callable[[str, str], Batch],
 
 
 @pytest.mark.at_most(1)
-@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom", "t5"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], family: str, method: str) -> None:
-    if skip_refused(family, method):
-        return
     batch = batches(family, "greedy")
     output = batch.run(METHODS[method], num_return_sequences=3, do_sample=True, return_dict_in_generate=True)
     assert len(output.sequences) == 3 * len(PADDING)
@@ -139,7 +129,7 @@ def test_several_answers_to_each_prompt(batches: Callable[[str, str], Batch], fa
 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.is_seq2seq])
+@pytest.mark.parametrize("family", TREES)
 def test_random_trees_in_rows(batches: Callable[[str, str], Batch], family: str, seed: int) -> None:
     """Trees of any shape, each row's its own: another row's columns are never seen."""
     batch = batches(family, "greedy")
@@ -149,10 +139,8 @@ def test_random_trees_in_rows(batches: Callable[[str, str], Batch], family: str,
     assert output.tolist() == batch.expected.sequences.tolist()
 
 
-@pytest.mark.parametrize("family", FALLBACK)
-def test_a_model_that_cannot_speculate_decodes_its_batch_plainly(
-    batches: Callable[[str, str], Batch], family: str
-) -> None:
+@pytest.mark.parametrize("family", [name for name in (*FAMILIES, *FALLBACK) if name not in TREES])
+def test_a_model_without_trees_decodes_its_batch_plainly(batches: Callable[[str, str], Batch], family: str) -> None:
     batch = batches(family, "greedy")
     output = batch.run(METHODS["prompt_lookup"], return_dict_in_generate=True)
     assert output.sequences.tolist() == batch.expected.sequences.tolist()

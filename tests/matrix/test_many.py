@@ -213,7 +213,7 @@ def test_a_bar_changes_nothing_but_the_terminal(
         assert {result.index: result.token_ids for result in results} == dict(enumerate(reference.texts))
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert (f"{len(PROMPTS)}/{len(PROMPTS)}" in captured.err) == is_terminal
+        assert ("100%" in captured.err) == is_terminal
 
 
 def test_a_caller_who_stops_early_leaves_the_model_usable(alone: Callable[[str, str], Alone]) -> None:
