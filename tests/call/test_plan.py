@@ -174,9 +174,9 @@ def test_a_warm_call_enters_few_files_and_decides_nothing_once_its_prompt_is_rea
     assert not {file for file in after if file.startswith("call/")}
 
 
-def test_a_token_is_chosen_within_five_frames_of_the_step(model: Any) -> None:
+def test_a_token_is_chosen_within_five_frames_of_the_sequences(model: Any) -> None:
     deepest = _deepest_choice(model)
-    assert len(deepest) - [name for _, name in deepest].index("_verify") - 1 <= 5, deepest
+    assert len(deepest) - [name for _, name in deepest].index("_choose") - 1 <= 5, deepest
 
 
 def _deepest_choice(model: Any) -> list[tuple[str, str]]:

@@ -49,15 +49,6 @@ def test_a_missing_head_is_named(model: Any, route: Any) -> None:
     assert error.value.field == ("assistant_model" if route is speculative else "spec_assistant_model")
 
 
-def test_one_of_many_prompts_may_have_another_method(model: Any) -> None:
-    """The job's settings are left aside by a prompt with another method."""
-    prompts = [{"input_ids": PROMPT, **ours} for ours in ({}, {"spec_method": "prompt_lookup"}, {"spec_method": None})]
-    job = {"spec_method": "draft_model", "assistant_model": build(FAMILIES["llama"]), "spec_config": {"draft_len": 2}}
-    results = {result.index: result for result in hf_specdec.generate_many(model, prompts, **CALL, **job)}
-    assert [results[index].error for index in range(3)] == [None] * 3
-    assert [results[index].stats.method for index in range(3)] == ["draft_model", "prompt_lookup", "plain"]
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_method_does_not_take_is_refused(model: Any, name: str) -> None:
     """By `custom_generate` too."""

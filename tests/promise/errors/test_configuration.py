@@ -128,9 +128,6 @@ def test_many_prompts_take_method_and_settings_of_a_generation_configuration(own
 def test_arguments_win_over_the_generation_configuration_of_many_prompts(own_model: Any) -> None:
     own_model.generation_config = config_of("prompt_lookup", 3)
     assert max(many_drafted(own_model, spec_config={"max_draft_len": 2})) == 2
-    assert max(many_drafted(own_model, {"prompt_lookup_config": [2]}, prompt_lookup_config=[1])) == 2
-    assert set(many_drafted(own_model, {"spec_method": "plain"}, spec_config={"max_draft_len": 2})) == {0}
-    assert max(many_drafted(own_model, {"spec_method": "prompt_lookup"}, spec_config={"max_draft_len": 2})) == 2
     assert set(many_drafted(own_model, {"generation_config": config_of("plain")})) == {0}
     config = {"generation_config": config_of("plain")}
     assert max(many_drafted(own_model, config, spec_method="prompt_lookup")) == 3
