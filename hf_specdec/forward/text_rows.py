@@ -154,10 +154,6 @@ class TreeLayout:
         mask[rows.stop :] = mask[rows.stop - 1]
         return mask
 
-    def column_of(self, node: int) -> int:
-        """Index of a node among the next forward's columns."""
-        return self.node_columns[node] - self.first_new
-
     def columns_of(self, path: Sequence[int]) -> list[int]:
         """Columns that hold the text once the nodes in `path` are part of it."""
         if not self.node_columns:

@@ -10,6 +10,7 @@ A kernel has one key/value head for each query head. Grouped queries are therefo
 import importlib.util
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,39 +37,25 @@ ALIGNMENT_BYTES = 16  # of a head and of every row of a bias: 8 half or 4 single
 UNKNOWN = ("softcap", "s_aux", "sinks", "indices", "block_indices")
 # Arguments that models' own functions name and that are heeded here: the mask carries windows, torch adds biases.
 HEEDED = ("position_bias", "sliding_window")
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
 
 
-class XformersKernel:
-    """xformers picks the operator: FlashAttention without a bias, CUTLASS with one."""
+def xformers_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Softmax of the scaled and biased scores, times the values: `(B, M, H, Dv)`; xformers picks the operator.
 
-    def reason_against(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-        """Reason that is known without asking xformers, which composes a long message each time."""
-        if query.device.type != "cuda":
-            return f"xformers has no kernel for {query.device.type}"
-        if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
-            return f"xformers has no kernel for {query.dtype}".replace("torch.", "")
-        step = ALIGNMENT_BYTES // query.dtype.itemsize
-        for size in (query.shape[-1], value.shape[-1]):
-            if size % step:
-                return f"xformers' kernels need head dimensions that are multiples of {step}, not {size}"
-        return None
+    Args:
+        query: `(B, M, H, D)`; key, value: `(B, K, H, D)` and `(B, K, H, Dv)`; strides as they come.
+        bias: `(B, H, M, K)` in the query's dtype, every stride but the last a multiple of 16 bytes.
 
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float
-    ) -> torch.Tensor:
-        """Softmax of the scaled and biased scores, times the values: `(B, M, H, Dv)`.
-
-        Args:
-            query: `(B, M, H, D)`; key, value: `(B, K, H, D)` and `(B, K, H, Dv)`; strides as they come.
-            bias: `(B, H, M, K)` in the query's dtype, every stride but the last a multiple of 16 bytes.
-
-        Raises:
-            NotImplementedError: no kernel takes these.
-        """
-        output: torch.Tensor = _operators().memory_efficient_attention_forward(
-            query, key, value, attn_bias=bias, scale=scale
-        )
-        return output
+    Raises:
+        NotImplementedError: no kernel takes these.
+    """
+    output: torch.Tensor = _operators().memory_efficient_attention_forward(
+        query, key, value, attn_bias=bias, scale=scale
+    )
+    return output
 
 
 class KernelAttention:
@@ -76,11 +63,12 @@ class KernelAttention:
 
     Args:
         name (`str`): what users call it, for the log.
-        kernel (`XformersKernel`): it, or one with its methods.
+        kernel: `xformers_kernel`, or a function of the same arguments.
+        device (`str`): where the kernel computes.
     """
 
-    def __init__(self, name: str, kernel: Any) -> None:
-        self.name, self.kernel = name, kernel
+    def __init__(self, name: str = NAME, kernel: Kernel = xformers_kernel, device: str = "cuda") -> None:
+        self.name, self.kernel, self.device = name, kernel, device
         self._said: set[str] = set()
 
     def __call__(
@@ -108,8 +96,7 @@ class KernelAttention:
             attention_mask, hides_future = _causal(query, key), False
         is_small = attention_mask is None or fits(query, key, value, attention_mask)
         if not hides_future and is_small and not torch.compiler.is_compiling():  # kernels are chosen by Python
-            reason = _reason_against(query, key, value, dropout, kwargs)
-            if (reason := reason or self.kernel.reason_against(query, key, value)) is None:
+            if (reason := self.reason_against(query, key, value, dropout, kwargs)) is None:
                 return attend(self.kernel, query, key, value, attention_mask, scaling), None
             if reason not in self._said:
                 self._said.add(reason)
@@ -120,6 +107,24 @@ class KernelAttention:
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
         return attended
+
+    def reason_against(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, kwargs: dict[str, Any]
+    ) -> str | None:
+        """Reason that is known without asking xformers, which composes a long message each time; or `None`."""
+        if dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))):
+            return "dropout or gradients are wanted"
+        if kwargs.get("position_bias") is not None or kwargs.get("cache") is not None:
+            return "layers have position biases of their own, or the cache is paged"
+        if len(query) != len(key) or query.shape[1] % key.shape[1]:
+            return "queries and keys do not go together by groups"
+        if query.device.type != self.device:
+            return f"xformers has no kernel for {query.device.type}"
+        if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+            return f"xformers has no kernel for {query.dtype}".replace("torch.", "")
+        step = ALIGNMENT_BYTES // query.dtype.itemsize
+        sizes = [size for size in (query.shape[-1], value.shape[-1]) if size % step]
+        return f"xformers' kernels need heads of a multiple of {step} numbers, not {sizes[0]}" if sizes else None
 
     def _check_arguments(self, module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
         """Raise for an argument that only the model's own attention function knows."""
@@ -134,12 +139,12 @@ class KernelAttention:
 
 
 def attend(
-    kernel: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """Attention of `(B, Hq, M, D)` queries over `(B, Hkv, K, D)` keys; returns `(B, M, Hq, Dv)`.
 
     Args:
-        kernel: `XformersKernel`, or one with its methods.
+        kernel: as of `KernelAttention`.
         mask: `(B or 1, Hq or 1, M, K)`, of booleans or additive; `None` hides nothing.
     """
     (batch, num_heads, num_queries, head_dim), num_kv_heads = query.shape, key.shape[1]
@@ -189,7 +194,7 @@ def register(attention: KernelAttention | None = None) -> None:
     """
     name = NAME if attention is None else attention.name
     if attention_function_of(name) is None:
-        register_attention(name, attention or KernelAttention(NAME, XformersKernel()))
+        register_attention(name, attention or KernelAttention())
     if mask_function_of(name) is None:
         register_mask_function(name, kernel_mask)
 
@@ -228,23 +233,6 @@ def check_installed() -> None:
     """
     if importlib.util.find_spec("xformers") is None:
         raise MissingExtraError("xformers", "xformers", 'attn_implementation="xformers"')
-
-
-def _reason_against(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, kwargs: dict[str, Any]
-) -> str | None:
-    """Reason why no kernel of this form computes it, or `None`."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
-        return "gradients are wanted"
-    if dropout:
-        return "dropout is wanted"
-    if kwargs.get("position_bias") is not None:
-        return "each layer has a position bias of its own"
-    if kwargs.get("cache") is not None:
-        return "the cache is paged"
-    if len(query) != len(key) or query.shape[1] % key.shape[1]:
-        return "queries and keys do not go together by groups"
-    return None
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

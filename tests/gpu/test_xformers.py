@@ -9,7 +9,7 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat.attention import attention_function_of
-from hf_specdec.kernels.xformers import XformersKernel, attend
+from hf_specdec.kernels.xformers import attend, xformers_kernel
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.support import PROMPT, plain
 from tests.kernels.families import OFFERED, family_model, padded
@@ -35,7 +35,7 @@ def on_gpu(*given: torch.Tensor) -> list[torch.Tensor]:
 def test_masked_attention_is_torch_s(heads: str, dtype: str, queries: int, head_dim: int) -> None:
     given = tensors(heads, dtype, queries=queries, keys=queries + 301, head_dim=head_dim, value_dim=head_dim)
     query, key, value, mask = on_gpu(*given, tree_mask(2, queries, queries + 301, text=3))
-    output = attend(XformersKernel(), query, key, value, mask, 0.3)
+    output = attend(xformers_kernel, query, key, value, mask, 0.3)
     wanted = expected(query, key, value, mask)
     torch.testing.assert_close(output.float(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 

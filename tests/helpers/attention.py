@@ -118,10 +118,6 @@ class StrictKernel:
     def step(self, dtype: torch.dtype) -> int:
         return self.alignment or 16 // dtype.itemsize
 
-    def reason_against(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-        sizes = (query.shape[-1], value.shape[-1])
-        return "heads of this size" if any(size % self.step(query.dtype) for size in sizes) else None
-
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float
     ) -> torch.Tensor:
@@ -154,5 +150,5 @@ class StrictKernel:
 def strict_attention(name: str) -> Any:
     """The attention of a strict kernel under `name`, registered once for all tests."""
     if attention_function_of(name) is None:
-        register(KernelAttention(name, StrictKernel()))
+        register(KernelAttention(name, StrictKernel(), "cpu"))
     return attention_function_of(name)

@@ -37,7 +37,7 @@ def sdpa(module: torch.nn.Module, **kwargs: Any) -> torch.Tensor:
 
 @pytest.fixture
 def attention() -> KernelAttention:
-    return KernelAttention("strict", StrictKernel())
+    return KernelAttention("strict", StrictKernel(), "cpu")
 
 
 def test_a_masked_call_is_the_kernel_s(attention: KernelAttention) -> None:
@@ -97,12 +97,20 @@ def test_an_encoder_s_queries_see_everything(attention: KernelAttention) -> None
     assert attention.kernel.calls == [(10, 12, False)]  # type: ignore[attr-defined]
 
 
+DOUBLE = {name: value if name == "attention_mask" else value.double() for name, value in arguments().items()}
+BIASED = arguments() | {"position_bias": torch.randn(1, 4, 5, 12)}
 REASONS: dict[str, dict[str, Any]] = {
-    "heads of this size": arguments(head_dim=10),
-    "dropout is wanted": arguments() | {"dropout": 1e-12},
-    "each layer has a position bias of its own": arguments() | {"position_bias": torch.randn(1, 4, 5, 12)},
-    "gradients are wanted": arguments() | {"query": torch.randn(1, 4, 5, 16, requires_grad=True)},
+    "xformers' kernels need heads of a multiple of 4 numbers, not 10": arguments(head_dim=10),
+    "xformers has no kernel for float64": DOUBLE,
+    "dropout or gradients are wanted": arguments() | {"query": torch.randn(1, 4, 5, 16, requires_grad=True)},
+    "layers have position biases of their own, or the cache is paged": BIASED,
 }
+
+
+def test_on_a_cpu_all_of_it_is_torch_s() -> None:
+    inputs = arguments()
+    tensors = (inputs["query"], inputs["key"], inputs["value"])
+    assert KernelAttention().reason_against(*tensors, 0.0, {}) == "xformers has no kernel for cpu"
 
 
 @pytest.mark.parametrize("reason", REASONS)

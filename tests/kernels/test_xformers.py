@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from hf_specdec.kernels.xformers import XformersKernel, attend
+from hf_specdec.kernels.xformers import attend, xformers_kernel
 from tests.helpers.attention import StrictKernel
 from tests.kernels.test_layout import DTYPES, HEADS, expected, tensors, tree_mask
 
@@ -45,33 +45,6 @@ def test_xformers_takes_what_it_is_given(heads: str, dtype: str, queries: int) -
     assert len(kernel.calls) == 1
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "cpu": ({}, "xformers has no kernel for cpu"),
-    "fp64": ({"dtype": torch.float64}, "xformers has no kernel for float64"),
-    "half": ({"dtype": torch.bfloat16, "size": 12}, "multiples of 8, not 12"),
-    "single": ({"size": 10}, "multiples of 4, not 10"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_no_kernel_takes_is_known_without_asking(case: str) -> None:
-    inputs, reason = REFUSED[case]
-    tensor = torch.zeros(1, 2, 3, inputs.get("size", 16), dtype=inputs.get("dtype", torch.float32))
-    if case != "cpu":
-        tensor = OnCuda(tensor)
-    result = XformersKernel().reason_against(tensor, tensor, tensor)
-    assert result is not None and reason in result
-    assert XformersKernel().reason_against(*[OnCuda(torch.zeros(1, 2, 3, 16))] * 3) is None
-
-
-class OnCuda(torch.Tensor):
-    """A tensor that says it lies on a GPU."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda:0")
-
-
 def test_the_operators_are_called_as_xformers_declares_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a torch of another CUDA version than the wheel's they are not refused."""
     from xformers.ops import fmha
@@ -88,7 +61,7 @@ def test_the_operators_are_called_as_xformers_declares_them(monkeypatch: pytest.
     monkeypatch.setattr(fmha, "_dispatch_fw", lambda inputs, needs_gradient: mock.Mock(apply=apply))
     query, key, value = tensors("gqa", "fp32")
     mask = tree_mask(2, 5, 23, text=9)
-    output = attend(XformersKernel(), query, key, value, mask, 0.3)
+    output = attend(xformers_kernel, query, key, value, mask, 0.3)
     torch.testing.assert_close(output, expected(query, key, value, mask), atol=1e-5, rtol=1e-5)
     assert fmha.common._built_with_cuda is True
     assert scales == [0.3]

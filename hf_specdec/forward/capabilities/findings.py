@@ -32,7 +32,7 @@ class Found:
 
     def __init__(self, capability: Capability, attended: Attended | None = None) -> None:
         self.capability, self._attended = capability, attended
-        self._results: dict[tuple[Any, ...], Any] = {}  # of later probes, by what was tried
+        self._results: dict[str, Any] = {}  # of later probes, by what was tried
         self._rounding_reasons: dict[int, str | None] = {}  # by the number of threads
         self._lock = threading.Lock()
 
@@ -41,10 +41,9 @@ class Found:
 
         Arguments as of `Findings.of`.
         """
+        reason = "several sequences at once could not be tried"
         find = functools.partial(probe_rows, model, encoder_kwargs)
-        return self._probed(
-            model, ("rows",), find, lambda error: f"several sequences at once could not be tried: {error}"
-        )
+        return self._probed(model, "rows", find, lambda error: f"{reason}: {error}")
 
     def rounding_reason(self, model: PreTrainedModel) -> str | None:
         """Reason why a token's logits may depend on the others of its forward, by their rounding; `None` where they do
@@ -72,12 +71,12 @@ class Found:
         """True if recurrent layers round a tree as its nodes alone, which plain `generate` computes by other code."""
         if self.capability.tier != "tree" or not known_state_layers(model):
             return False
-        return self._probed(model, ("rounding",), functools.partial(rounds_alike, model), lambda error: False)
+        return self._probed(model, "rounding", functools.partial(rounds_alike, model), lambda error: False)
 
     def _probed(
         self,
         model: PreTrainedModel,
-        key: tuple[Any, ...],
+        key: str,
         find: Callable[[], Finding],
         failed: Callable[[ProbeFailed], Finding],
     ) -> Finding:
@@ -147,24 +146,14 @@ def _raise_if_shared(error: ProbeFailed, model: PreTrainedModel) -> None:
 def _undisturbed(model: PreTrainedModel, find: Callable[[], Finding]) -> Finding:
     """Result of `find`; a compiled model's recompilations, its rows and the random numbers are left to the call.
 
-    So are states that modules keep (RecurrentGemma).
+    So are states that modules keep (RecurrentGemma). Forwards in train mode draw random numbers, and Reformer's.
     """
     device, states = input_device(model), module_tensors(model)
-    with _stance_lock, torch.compiler.set_stance("force_eager"):
-        before = _random_states(device)
+    of_device = {"devices": [] if device.type == "cpu" else [device], "device_type": device.type}
+    with _stance_lock, torch.compiler.set_stance("force_eager"), torch.random.fork_rng(**of_device):
         try:
             return find()
         finally:
-            if not all(map(torch.equal, before, _random_states(device))):  # forwards in train mode draw, and Reformer's
-                torch.set_rng_state(before[0])
-                for state in before[1:]:
-                    torch.get_device_module(device).set_rng_state(state, device)
             for module, name, tensor in states:
                 if vars(module).get(name) is not tensor:
                     setattr(module, name, tensor)
-
-
-def _random_states(device: torch.device) -> list[torch.Tensor]:
-    """States of the global generators of the CPU and, if that is another device, of `device`."""
-    of_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
-    return [torch.get_rng_state(), *of_device]

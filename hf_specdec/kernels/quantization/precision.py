@@ -206,11 +206,6 @@ def dtype_after_widening(arguments: Mapping[str, Any]) -> torch.dtype | None:
     return dtype if widens and isinstance(dtype, torch.dtype) else None
 
 
-def checkpoint_config(path: Any) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a checkpoint that is quantised already, else `None`."""
-    return _saved_config(path, {})
-
-
 def _saved_config(path: Any, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The checkpoint's `quantization_config`, if it has one."""
     if "gguf_file" in options:
