@@ -128,7 +128,7 @@ def _levels_of(parents: Array) -> Iterator[tuple[Array, Array]]:
     """Rows and columns of each depth below the state; what has a parent before -1 is passed over."""
     depths, rows = np.full(parents.shape, -1), np.arange(len(parents))
     for column, parent in enumerate(parents.T):
-        below = np.where(parent < 0, 0, depths[rows, parent] + 1)
+        below = np.where(parent < 0, 0, depths[rows, np.maximum(parent, 0)] + 1)
         depths[:, column] = np.where(parent < -1, -1, below)
     for depth in range(depths.max(initial=-1) + 1):
         yield np.nonzero(depths == depth)  # type: ignore[misc]
