@@ -10,7 +10,7 @@ import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.engine import step
 from hf_specdec.forward.model_runner import ModelRunner
-from hf_specdec.forward.networks import drafting
+from hf_specdec.forward.networks import runner_base
 from hf_specdec.forward.networks.head_runner import HeadRunner
 
 ONE, READING, FORWARD = 0.01, 3.0, 0.03  # seconds of a target's forward, of the head's first one and of its others
@@ -34,7 +34,7 @@ class Clock:
 
         monkeypatch.setattr(ModelRunner, "forward", forward)
         monkeypatch.setattr(HeadRunner, "score", score)
-        for module in (step, drafting):
+        for module in (step, runner_base):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 
