@@ -109,8 +109,10 @@ class AttentionCache:
         self.spec.clear_ahead(num_columns)
 
     def close(self) -> None:
-        """Leave the caller's cache as plain generation would. Rows are equally long."""
-        self.spec.export(self.original)
+        """Leave the caller's cache as plain generation would; after an error as far as all rows have their texts."""
+        # States cannot be cut to the shortest row, as keys can: then the caller's cache stays as it was before the call.
+        if not self.spec.states or len(set(self.spec.lengths)) == 1:
+            self.spec.export(self.original)
 
 
 RollbackCache = AttentionCache | StateCache  # any path of columns, or one row's chain in the caller's own cache
