@@ -110,7 +110,7 @@ class AttentionCache:
 
     def close(self) -> None:
         """Leave the caller's cache as plain generation would; after an error as far as all rows have their texts."""
-        # States cannot be cut to the shortest row, as keys can: then the caller's cache stays as it was before the call.
+        # States cannot be cut to the shortest row, as keys can: the caller's cache stays as it was before the call.
         if not self.spec.states or len(set(self.spec.lengths)) == 1:
             self.spec.export(self.original)
 
