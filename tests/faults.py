@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         "the values of other rows are kept",
         LAYER,
-        "= self.keys[index], self.values[index]",
-        "= self.keys[index], self.values[: len(rows)]",
+        "for buffer in (self.keys[:, :, :end], self.values[:, :, :end]):",
+        "for buffer in (self.keys[:, :, :end],):",
     ),
     Mutant(
         "a failed forward is not rolled back",

@@ -242,14 +242,9 @@ class SpecLayer(CacheLayerMixin):
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only the rows with these indices, in this order."""
-        index, spare = rows.to(self.keys.device), self.keys.shape[0] > len(self.lengths) or self.row_reserve.rows > 1
-        if spare:  # rows to come will need the place
-            self.keys[: len(rows)], self.values[: len(rows)] = self.keys[index], self.values[index]
-        else:
-            keys, values = self.keys, self.values
-            self._allocate((len(rows), *keys.shape[1:]), (len(rows), *values.shape[1:]), keys, values)
-            torch.index_select(keys, 0, index, out=self.keys)
-            torch.index_select(values, 0, index, out=self.values)
+        index, end = rows.to(self.keys.device), self.length - self.offset
+        for buffer in (self.keys[:, :, :end], self.values[:, :, :end]):
+            buffer[: len(rows)] = buffer[index]
         self.set_lengths(tuple([self.lengths[row] for row in rows.tolist()]))
 
     def admit(self, other: "SpecLayer", row: int | None) -> None:

@@ -51,6 +51,11 @@ class Batch:
         """Sequences that have not ended."""
         return sum(not sequence.finished for sequence in self.sequences)
 
+    @property
+    def noise_seconds(self) -> float:
+        """Seconds that the random numbers of draws have taken on the host."""
+        return sum(sequence.sampler.noise_seconds for sequence in self.sequences)
+
     def select(self, places: Sequence[int]) -> None:
         """Go on with the sequences at these places only."""
         self.target.select(places)

@@ -30,6 +30,7 @@ class _Seconds:
     verify: float
     commit: float
     forwards: DraftForwards
+    noise: tuple[float, float]  # of random numbers, while drafting and while verifying
 
 
 class StepRunner:
@@ -103,9 +104,9 @@ class StepRunner:
         """One step of all sequences that have not ended."""
         budget = self.budget
         cost = NO_COST if budget is None else batch.draft_cost(budget)
-        began, forwards = time.perf_counter(), DraftForwards()
+        began, noise, forwards = time.perf_counter(), batch.noise_seconds, DraftForwards()
         trees = self._trees(batch, forwards, budget, cost)
-        drafted = time.perf_counter()
+        drafted, noise_drafted = time.perf_counter(), batch.noise_seconds
         num_live = batch.num_live
         trees, outputs, is_repeated = self._forward(batch, trees)
         verified = time.perf_counter()
@@ -113,7 +114,8 @@ class StepRunner:
         committed = time.perf_counter()
         self._observe(batch, trees, outputs, results)
         drafting = drafted - began + time.perf_counter() - committed
-        seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards)
+        of_noise = (noise_drafted - noise, batch.noise_seconds - noise_drafted)
+        seconds = _Seconds(drafting, verified - drafted, committed - verified, forwards, of_noise)
         before, self._compile_seconds = self._compile_seconds, batch.compile_seconds
         # A step that compiles, records a forward or computes twice tells nothing of the target's costs.
         is_compiled = before != self._compile_seconds
@@ -262,13 +264,13 @@ class StepRunner:
                     sequence.stats.record_forced(
                         len(tree) - len(drafted), sum(node not in drafted for node in result.path)
                     )
-        if budget is not None:
+        if budget is not None:  # each token takes a row of noise, whatever step it is drawn in
             budget.record(
                 trees,
                 num_live,
                 num_tokens=sum(len(result.tokens) for result in results),
-                seconds=seconds.verify + seconds.commit,
-                draft_seconds=seconds.draft,
+                seconds=seconds.verify + seconds.commit - seconds.noise[1],
+                draft_seconds=seconds.draft - seconds.noise[0],
                 forwards=seconds.forwards,
             )
 

@@ -1,4 +1,4 @@
-"""Whole calls on a clock of the test: what a draft network takes is weighed apart from what the other sources take."""
+"""Whole calls on a clock of the test: what draft networks and random numbers take is weighed apart."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +9,8 @@ import torch
 import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.engine import step
+from hf_specdec.engine.cost.budget import Budget
+from hf_specdec.engine.sampling import noise_ahead
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.networks import runner_base
 from hf_specdec.forward.networks.head_runner import HeadRunner
@@ -66,3 +68,26 @@ def test_a_slow_head_does_not_stop_the_other_sources(tokenizer: Any, monkeypatch
     assert wanted["alone"] == 0
     assert 0 < wanted["with a head"] < 10, "it costs more than it gains"
     assert drafted["with a head"] > 0.7 * drafted["alone"] > 20
+
+
+def test_random_numbers_are_no_reason_against_drafts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token is drawn with a row of them, which a draft may only have made sooner."""
+    model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
+    prompt = tokenizer("def add(a, b):\n    return a + b\n", return_tensors="pt").input_ids
+    clock, recorded = Clock(monkeypatch), []
+    exponential, record = torch.Tensor.exponential_, Budget.record
+
+    def slow(room: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        clock.now += 1.0
+        return exponential(room, *args, **kwargs)
+
+    def listen(budget: Budget, *args: Any, **kwargs: Any) -> None:
+        recorded.append(kwargs["seconds"] + kwargs["draft_seconds"])
+        record(budget, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "exponential_", slow)
+    monkeypatch.setattr(Budget, "record", listen)
+    monkeypatch.setattr(noise_ahead, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    model.generate(prompt.repeat(2, 1), max_new_tokens=24, do_sample=True, spec_method="auto")
+    assert clock.now > 48.0, "a row for each token"
+    assert recorded == pytest.approx([ONE] * len(recorded))

@@ -1,6 +1,7 @@
 """The random numbers of one text's draws to come, made once each: drafts look at them, then the draws use them."""
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,9 +41,11 @@ class NoiseAhead:
 
     Attributes:
         vocab_size: width of the fp32 probabilities that they are drawn from, set before the first row is asked for.
+        seconds: that rows on the host have taken. Each is drawn with in the end, whichever step makes it.
     """
 
     vocab_size: int = 0
+    seconds: float = 0.0
 
     def __init__(self, stream: RandomStream) -> None:
         self._stream, self._copy = stream, torch.Generator(stream.device)
@@ -68,6 +71,7 @@ class NoiseAhead:
         if not depth:
             self._synchronize()
         while len(self._rows) <= depth:
+            start = time.perf_counter()
             self._copy.set_state(self._rows[-1].after if self._rows else self._before)
             if not self._room:
                 room = torch.empty((NUM_ALLOCATED, self.vocab_size), dtype=torch.float32, device=self._stream.device)
@@ -75,6 +79,7 @@ class NoiseAhead:
             noise = self._room.pop().exponential_(generator=self._copy)
             host = noise.numpy() if is_host(noise.device) else None
             self._rows.append(_Row(noise, self._copy.get_state(), host))
+            self.seconds += 0.0 if host is None else time.perf_counter() - start
         return self._rows[depth].noise
 
     def on_host(self, depth: int) -> Array | None:
@@ -125,12 +130,11 @@ class NoiseAhead:
     def draw(self, probabilities: torch.Tensor) -> int | None:
         """The token that `torch.multinomial` draws from `(1, vocab_size)` probabilities on the host.
 
-        `None` where it should draw by itself: where the row is not made yet, and where the probabilities are such that
-        it raises.
+        `None` where it should draw by itself: where the probabilities are such that it raises.
         """
-        noise = self._rows[0].noise if self._rows else None
-        if noise is None or probabilities.shape != (1, *noise.shape) or probabilities.dtype != noise.dtype:
+        if probabilities.shape != (1, self.vocab_size) or probabilities.dtype != torch.float32:
             return None
+        noise = self.row(0)
         ratios = (probabilities / noise).numpy()[0]
         token = int(ratios.argmax())  # NumPy's takes a twentieth of torch's time
         if not ratios[token] > 0.0 or not self.is_current:  # asked last: other threads may draw from the stream

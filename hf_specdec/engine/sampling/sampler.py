@@ -67,6 +67,11 @@ class Sampler:
         """The random numbers of the draws to come; `None` where nothing is drawn, and before the prompt is read."""
         return self._noise if self._noise is not None and self._noise.vocab_size else None
 
+    @property
+    def noise_seconds(self) -> float:
+        """Seconds that the random numbers of its draws have taken on the host."""
+        return 0.0 if self._noise is None else self._noise.seconds
+
     def expect(self, tree: DraftTree) -> None:
         """The next step computes this tree."""
         self._tree, self._is_ahead = tree, False

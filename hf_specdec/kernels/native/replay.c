@@ -202,7 +202,15 @@ static void alone(Run *run, int64_t name, const int64_t *operands, int64_t *coun
               real(operands[8]), (int)operands[9]);
 }
 
-/* What one thread does: its share of large instructions; all wait before and after these. */
+/* Returns whether the next instruction is a product of the same tokens, which reads nothing that this one writes. */
+static int reads_the_same(const int64_t *code, const int64_t *end) {
+    const int64_t *next = code + code[1];
+    return next < end && (code[0] == PRODUCT || code[0] == PACKED) && next[0] == code[0] && next[2] == code[2] &&
+           next[3] == code[3];
+}
+
+/* What one thread does: its share of large instructions; all wait before these, and after them unless the next one
+ * reads the same tokens. */
 static void follow(void *argument) {
     Run *run = argument;
     if (run->num_threads > 1) __atomic_store_n(&run->num_threads, run->team_size(), __ATOMIC_RELAXED);
@@ -221,7 +229,7 @@ static void follow(void *argument) {
         else if (name == ATTENTION) attention(run, operands, counter);
         else if (is_shared) map(run, operands, counter, SOME);
         else if (thread == 0) alone(run, name, operands, counter);
-        if (is_shared) meet(run);
+        if (is_shared && !reads_the_same(code, run->end)) meet(run);
     }
 }
 

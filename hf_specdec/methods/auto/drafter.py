@@ -164,7 +164,8 @@ class AutoDrafter(RoundDrafter):
         """The noise of the next draws, one level deeper than the last step drafted."""
         rows: list[NoiseRow] = []
         noise = self._request.noise
-        while noise is not None and len(rows) < self._num_levels:
+        num_levels = min(self._num_levels, self._request.max_depth + 1)  # no more tokens are drawn
+        while noise is not None and len(rows) < num_levels:
             row = noise.on_host(len(rows))
             if row is None:
                 break

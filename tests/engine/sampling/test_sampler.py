@@ -17,9 +17,9 @@ TREE = DraftTree.chain(1, [2, 3, 4])
 TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
 
 
-def loaded(processors: Any = (), **config: Any) -> Sampler:
+def loaded(processors: Any = (), generator: torch.Generator | None = None, **config: Any) -> Sampler:
     options = {"return_dict_in_generate": True, **config}
-    sampler = Sampler(LogitsProcessorList(processors), GenerationConfig(**options), CPU)
+    sampler = Sampler(LogitsProcessorList(processors), GenerationConfig(**options), CPU, generator)
     sampler.expect(TREE)
     sampler.load(NodeLogits(ROWS))
     return sampler
@@ -44,7 +44,7 @@ def test_a_sampled_token_is_one_draw_from_the_processed_row() -> None:
         scores = TopKLogitsWarper(5)(TEXT.ids(), ROWS[node : node + 1])
         assert int(torch.multinomial(scores.softmax(dim=-1), 1)) == token
     assert torch.equal(torch.get_rng_state(), after)
-    sampler.generator = torch.Generator().manual_seed(3)
+    sampler = loaded([TopKLogitsWarper(5)], torch.Generator().manual_seed(3), do_sample=True)
     torch.manual_seed(99)
     assert [sampler.choose(node, TEXT) for node in range(4)] == chosen
 
