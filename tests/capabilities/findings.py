@@ -42,7 +42,6 @@ and from trees that hold the right tokens among wrong ones. The table is written
 - **batch**: whether the rows of a padded batch are verified together, or decoded plainly.
 
 A model is probed by itself, not looked up here; `hf-specdec info --model PATH` says what was found for yours.
-[Hybrid models](hybrids.md) lists their speeds.
 """
 LIMITS = """
 ## Known limits

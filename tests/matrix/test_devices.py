@@ -43,19 +43,25 @@ def device() -> Iterator[EmulatedDevice]:
         yield entered
 
 
+@pytest.fixture
+def place(device: EmulatedDevice) -> torch.device:
+    """Where models are: `tests/gpu` runs the tests that have it on a GPU."""
+    return DEVICE
+
+
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", DRAFTING)
 @pytest.mark.parametrize("family", TREES)
-def test_each_row_is_plain_generates(device: EmulatedDevice, zoo: Zoo, family: str, method: str) -> None:
-    batch = DeviceBatch(zoo(family), DEVICE)
+def test_each_row_is_plain_generates(place: torch.device, zoo: Zoo, family: str, method: str) -> None:
+    batch = DeviceBatch(zoo(family), place)
     assert batch.run(METHODS[method]).tolist() == batch.expected.sequences.tolist()
 
 
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("method", DRAFTING)
-def test_a_sampled_row_is_its_prompt_alone(device: EmulatedDevice, zoo: Zoo, method: str) -> None:
+def test_a_sampled_row_is_its_prompt_alone(place: torch.device, zoo: Zoo, method: str) -> None:
     """Each row's generator is the device's."""
-    batch = DeviceBatch(zoo("llama"), DEVICE)
+    batch = DeviceBatch(zoo("llama"), place)
     sampling = {"do_sample": True, "temperature": 0.8, "top_k": 20}
     output = batch.run(METHODS[method], return_dict_in_generate=True, **sampling)
     options = {**batch.options, **sampling, "attention_mask": batch.mask[:1]}
@@ -67,9 +73,9 @@ def test_a_sampled_row_is_its_prompt_alone(device: EmulatedDevice, zoo: Zoo, met
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_sample: bool) -> None:
-    target, prompt = CASES[name].target(zoo), PROMPT.to(DEVICE)
-    head, target = copy.deepcopy(CASES[name].head(target)).to(DEVICE), moved(target, DEVICE)
+def test_a_head_changes_nothing(place: torch.device, zoo: Zoo, name: str, do_sample: bool) -> None:
+    target, prompt = CASES[name].target(zoo), PROMPT.to(place)
+    head, target = copy.deepcopy(CASES[name].head(target)).to(place), moved(target, place)
     options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": do_sample, "top_k": 30}
     torch.manual_seed(5)
     expected = plain(target, prompt, **options)
@@ -83,12 +89,12 @@ def test_a_head_changes_nothing(device: EmulatedDevice, zoo: Zoo, name: str, do_
 @pytest.mark.at_most(1)
 @pytest.mark.parametrize("do_sample", [True, False])
 @pytest.mark.parametrize("family", TREES)
-def test_many_prompts_are_each_alone(device: EmulatedDevice, zoo: Zoo, family: str, do_sample: bool) -> None:
-    model = moved(zoo(family), DEVICE)
+def test_many_prompts_are_each_alone(place: torch.device, zoo: Zoo, family: str, do_sample: bool) -> None:
+    model = moved(zoo(family), place)
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": do_sample, "eos_token_id": [17, 33, 60]}
     for result in results_of(model, PROMPTS[:5], max_batch_size=2, seed=SEED, **options):
         torch.manual_seed(SEED + result.index)
-        expected = plain(model, torch.tensor([result.prompt], device=DEVICE), **options)
+        expected = plain(model, torch.tensor([result.prompt], device=place), **options)
         start = 1 if model.config.is_encoder_decoder else len(result.prompt)
         assert result.token_ids == expected[0, start:].tolist()
 
