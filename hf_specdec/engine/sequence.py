@@ -2,8 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from hf_specdec.common.observer import DraftedNode
 from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.engine.sampling.constraint import after_run, constrained, without_run
+from hf_specdec.engine.sampling.constraint import constrained
 from hf_specdec.engine.sampling.random_streams import SeparateDraws
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.stopping import StopCheck
@@ -21,7 +20,6 @@ from hf_specdec.forward.node_outputs import NodeOutputs
 from hf_specdec.forward.prompt import AskedRow
 from hf_specdec.forward.text_rows import TokenBuffer
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
-from hf_specdec.methods.common.sampling import NoiseBelow
 
 OnToken = Callable[["SequenceState", int, int], Any]
 
@@ -35,7 +33,7 @@ class SequenceState:
 
     Attributes:
         tree (`DraftTree`): what is being verified.
-        proposed (`DraftTree`): what its drafter proposed in this step, after the forced tokens that it was told of.
+        proposed (`DraftTree`): what its drafter proposed in this step.
         visited (`list[int]`): nodes whose logits have decided a token in this step.
         begun (`bool`): whether its drafter has begun.
         finished (`bool`): whether its text has ended; in a batch that it cannot leave, a forward computes its last
@@ -67,7 +65,6 @@ class SequenceState:
         self.begun = self.finished = False
         self.isolates_errors = self.isolates_drafter = False
         self.error: Exception | None = None
-        self._run: list[int] = []  # forced tokens of this step that the drafter has learned of before they are verified
         self.stats = stats
         self.length = len(text)
 
@@ -107,50 +104,10 @@ class SequenceState:
             self._tell(DraftTree.chain(self.prompt[-1]), outputs, [token])
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Get the drafter's tree; the root alone after an error that ends this sequence alone.
-
-        Forced tokens come first: they will be accepted, so the drafter is told of them, and drafts what follows.
-        """
-        self._run = self._forced_run(request)
-        root = self.text.tokens[-1]
+        """Get the drafter's tree; the root alone after an error that ends this sequence alone."""
         with self._isolated(self.isolates_drafter), self.draws:
-            if self._run:
-                self.drafter.learn_from(DraftResult(DraftTree.chain(root), self._run))
-            tree = self._proposed_after(self._run, request)
-            return after_run(tree, root, self._run) if self._run else tree
-        return DraftTree.chain(root)
-
-    def _forced_run(self, request: DraftRequest) -> list[int]:
-        """Tokens that must follow the text, as many as the step has room for; none where no draft pays."""
-        constraint, room = self.sampler.constraint, min(request.budget, request.max_depth)
-        with self._isolated(self.isolates_errors):
-            if constraint is not None and not self.drafter.never_drafts and request.cost.of_node < 1.0:
-                constraint.follow(self.text.tokens)
-                return constraint.forced()[:room]
-        return []
-
-    def _proposed_after(self, run: list[int], request: DraftRequest) -> DraftTree:
-        """The drafter's tree below the last token of a run, or of the text."""
-        root = [self.text.tokens[-1], *run][-1]
-        if run:
-            noise = None if request.noise is None else NoiseBelow(request.noise, len(run))
-            budget, max_depth = request.budget - len(run), request.max_depth - len(run)
-            request = replace(request, budget=budget, max_depth=max_depth, noise=noise)
-        tree: object = self.drafter.draft_for(request)
-        if not isinstance(tree, DraftTree):
-            remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
-            if isinstance(tree, TreeBuilder):
-                remedy = "Return builder.build()."
-            raise ConfigError("propose", "must return a DraftTree", tree, remedy)
-        if set(map(type, tree.tokens)) != {int}:
-            _check_whole(tree.tokens)
-        if tree.tokens[0] != root:
-            rule = "must be the last token of the text"
-            raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
-        if min(tree.tokens) < 0:
-            remedy = "Draft token ids of the target's vocabulary."
-            raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
-        return tree
+            return _checked(self.drafter.draft_for(request), self.text.tokens[-1])
+        return DraftTree.chain(self.text.tokens[-1])
 
     def constrained(self, tree: DraftTree) -> DraftTree:
         """The drafter's tree as the constraint among its processors has it, if there is one."""
@@ -163,21 +120,16 @@ class SequenceState:
 
     def own_nodes(self, tree: DraftTree) -> list[int]:
         """The nodes of a tree that its drafter proposed; the others are forced."""
-        nodes = enumerate(tree.nodes_in(self.proposed))
-        return [
-            node for node, proposed in nodes if proposed is not None and (not proposed or proposed > len(self._run))
-        ]
+        return [node for node, proposed in enumerate(tree.nodes_in(self.proposed)) if proposed is not None]
 
     def describe(self, tree: DraftTree) -> tuple[DraftedNode, ...]:
         """Describe where each drafted node came from; empty where the drafter does not say, or no longer knows."""
         if self.sampler.constraint is None:
             return self.drafter.describe(tree)
-        drafted, count = self.own_nodes(tree), len(self._run)
-        chances = tree.probabilities or [None] * len(tree)
-        nodes = [DraftedNode("grammar", chance) for chance in chances]
+        drafted = self.own_nodes(tree)
+        nodes = [DraftedNode("grammar", chance) for chance in tree.probabilities or [None] * len(tree)]
         if len(drafted) > 1:
-            shown = without_run(tree.with_nodes([*range(count + 1), *drafted[1:]]), count)
-            if not (described_nodes := self.drafter.describe(shown)):
+            if not (described_nodes := self.drafter.describe(tree.with_nodes(drafted))):
                 return ()
             for node, described in zip(drafted[1:], described_nodes, strict=True):
                 nodes[node] = described
@@ -225,14 +177,8 @@ class SequenceState:
 
     def _tell(self, tree: DraftTree, outputs: NodeOutputs, accepted: list[int]) -> None:
         logits = outputs.logits if self.drafter.needs_logits else None
-        count = len(self._run)
         with self.draws:
-            if accepted[:count] != self._run:  # the run was cut, or another processor has its way
-                self.drafter.begin([*self.prompt, *self.emitted])
-            elif rest := accepted[count:]:
-                if count:
-                    tree, logits = without_run(tree, count), None if logits is None else logits.part(slice(count, None))
-                self.drafter.learn_from(DraftResult(tree, rest, logits))
+            self.drafter.learn_from(DraftResult(tree, accepted, logits))
 
     def pad(self, length: int, token: int) -> None:
         """Padding after the text, up to `length`."""
@@ -266,11 +212,27 @@ def isolated_rng(sampler: Sampler) -> contextlib.AbstractContextManager[None]:
     return SeparateDraws(sampler.device) if sampler.draws_globally else contextlib.nullcontext()
 
 
-def _check_whole(tokens: Sequence[object]) -> None:
-    """Raise unless all are integers of Python or NumPy; a tensor's elements are found in no tree by their value."""
-    for token in tokens:
+def _checked(tree: object, root: int) -> DraftTree:
+    """A drafter's tree, once it is one below `root` with whole numbers: a tensor's are found in no tree by their value.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(tree, DraftTree):
+        remedy = "Return DraftTree.chain(last_token, draft); an empty draft is [], not None."
+        if isinstance(tree, TreeBuilder):
+            remedy = "Return builder.build()."
+        raise ConfigError("propose", "must return a DraftTree", tree, remedy)
+    for token in tree.tokens if set(map(type, tree.tokens)) != {int} else ():
         if not isinstance(token, int | np.integer):
             raise ConfigError("tree.tokens", "must be whole numbers", token, "Write tokens.tolist() for a tensor's.")
+    if tree.tokens[0] != root:
+        rule = "must be the last token of the text"
+        raise ConfigError("tree.tokens[0]", rule, tree.tokens[0], "Build the tree on that root.")
+    if min(tree.tokens) < 0:
+        remedy = "Draft token ids of the target's vocabulary."
+        raise ConfigError("tree.tokens", "must be at least 0", min(tree.tokens), remedy)
+    return tree
 
 
 def check_own_drafters(drafter: BaseDrafter, sequences: Iterable[SequenceState]) -> None:

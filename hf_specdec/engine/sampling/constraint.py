@@ -73,37 +73,6 @@ def constrained(tree: DraftTree, constraint: Constraint, text: Sequence[int]) ->
     return grown.with_probabilities(tuple(chances)).with_nodes(order)
 
 
-def after_run(tree: DraftTree, root: int, run: Sequence[int]) -> DraftTree:
-    """The tree of `root` with a run of tokens below it, whose last is the root of `tree`.
-
-    Extra tokens, which see no node but the root, are left out.
-    """
-    above, count = DraftTree.chain(root, run), len(run)
-    probabilities = (1.0,) if len(tree) == 1 else tree.probabilities
-    return DraftTree(
-        above.tokens + tree.tokens[1:],
-        above.parents + tuple([parent + count for parent in tree.parents[1:]]),
-        above.depths + tuple([depth + count for depth in tree.depths[1:]]),
-        tree.is_chain,
-        drafted_from=tree.drafted_from and {node + count: row for node, row in tree.drafted_from.items()},
-        probabilities=None if probabilities is None else (1.0,) * count + probabilities,
-    )
-
-
-def without_run(tree: DraftTree, count: int) -> DraftTree:
-    """The tree without its first `count` nodes, of which each is the only child of the one before."""
-    if not count:
-        return tree
-    return DraftTree(
-        tree.tokens[count:],
-        (-1, *[parent - count for parent in tree.parents[count + 1 :]]),
-        tuple([depth - count for depth in tree.depths[count:]]),
-        tree.is_chain,
-        extra=tree.extra,
-        probabilities=None if tree.probabilities is None else tree.probabilities[count:],
-    )
-
-
 def _depth_first(tree: DraftTree) -> Iterator[tuple[int, list[int]]]:
     """Every drafted node with the tokens that lead to it."""
     waiting = [(node, [tree.tokens[node]]) for node in reversed(tree.children(0))]

@@ -9,7 +9,6 @@ their random numbers with the target).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -27,22 +26,6 @@ class DrawNoise(Protocol):
 
     def on_host(self, depth: int) -> npt.NDArray[Any] | None:
         """`row` as an array; `None` where it has not been read from an accelerator."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseBelow:
-    """The noise below a node that is `depth` tokens after the root of another."""
-
-    noise: DrawNoise
-    depth: int
-
-    def row(self, depth: int) -> torch.Tensor:
-        """See `DrawNoise`."""
-        return self.noise.row(self.depth + depth)
-
-    def on_host(self, depth: int) -> npt.NDArray[Any] | None:
-        """See `DrawNoise`."""
-        return self.noise.on_host(self.depth + depth)
 
 
 def coupled(logits: torch.Tensor, depths: Sequence[int], noise: DrawNoise) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_specdec.common.tree import DraftTree, ExtraTokens, TreeBuilder
-from hf_specdec.engine.sampling.constraint import after_run, constrained, without_run
+from hf_specdec.engine.sampling.constraint import constrained
 
 TEXT = [1, 2]
 
@@ -77,19 +77,3 @@ def test_extra_tokens_stay_and_each_token_is_asked_about_at_most_once() -> None:
     assert tree.extra is extra
     assert branches_of(tree) == {(3, 4), (7, 8, 9)}
     assert len(words.requests) == len(set(words.requests))
-
-
-def test_a_tree_after_a_run_and_the_same_without_it() -> None:
-    builder = TreeBuilder(4)
-    builder.add(builder.add(0, 5), 6)
-    builder.add(0, 7)
-    tree = builder.build().with_probabilities((1.0, 0.5, 0.4, 0.3))
-    longer = after_run(tree, 1, [2, 3, 4])
-    assert longer.tokens == (1, 2, 3, 4, 5, 6, 7)
-    assert [longer.depths[node] for node in (3, 4, 5, 6)] == [3, 4, 5, 4]
-    assert longer.probabilities == (1.0, 1.0, 1.0, 1.0, 0.5, 0.4, 0.3)
-    assert [longer.tokens[child] for child in longer.children(3)] == [5, 7]
-    shorter = without_run(longer, 3)
-    assert shorter == tree and shorter.probabilities == tree.probabilities
-    assert without_run(tree, 0) is tree
-    assert after_run(DraftTree.chain(2), 1, [2]).probabilities == (1.0, 1.0), "a root alone is accepted"
