@@ -42,22 +42,6 @@ def assert_holds(cache: SpecCache, reference: DynamicCache) -> None:
         assert torch.equal(values, layer.values)
 
 
-PATHS = [[0], [0, 1], [0, 2], [0, 1, 2, 3, 4], [0, 3, 4], [0, 1, 4], [0, 2, 3]]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_commit_keeps_the_accepted_columns_in_order(path: list[int]) -> None:
-    ours, reference = SpecCache(), DynamicCache()
-    prompt, draft = step(7), step(5)
-    for cache in (ours, reference):
-        forward(cache, prompt)
-    ours.sync()
-    forward(ours, draft)
-    ours.commit([path])
-    forward(reference, select(draft, path))
-    assert_holds(ours, reference)
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("reserve", [0, 10, 500])
 def test_many_steps_later_the_content_is_that_of_a_dynamic_cache(seed: int, reserve: int) -> None:

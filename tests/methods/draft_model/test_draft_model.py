@@ -134,13 +134,6 @@ def test_a_chain_of_no_configured_length_grows_while_all_of_it_is_accepted() -> 
         assert tree.num_draft_tokens == 4
 
 
-def test_greedy_drafts_touch_no_random_number() -> None:
-    state = torch.get_rng_state()
-    for fields in ({}, {"num_branches": 3}, {"use_logits": True}):
-        drafted_by(drafter_of(random_table(3, SIZE), **fields), 100)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("depth", "branches", "nodes"), [(2, 3, 6), (3, 2, 8), (3, 4, 12), (4, 2, 5)])
 def test_a_tree_holds_the_most_probable_paths(seed: int, depth: int, branches: int, nodes: int) -> None:

@@ -208,27 +208,3 @@ def test_what_the_window_finds_is_drafted_and_accepted() -> None:
         lengths.append(emitted)
     assert lengths[:3] == [1, 1, 1]
     assert lengths[-20:] == [4] * 20
-
-
-def test_plain_decoding_drafts_nothing_and_has_no_window() -> None:
-    drafter = begun((1, 1, 0))
-    for _ in range(2 * VOCAB_SIZE):
-        tree = step(drafter)
-        assert len(tree) == 1
-        assert tree.extra is None
-    assert drafter.view.pool == {}
-    assert drafter.assisted_budget == 0
-
-
-def test_drafts_depend_on_the_text_alone() -> None:
-    """Neither Python's nor torch's random state is read or changed."""
-    states = []
-    for shared_seed in (1, 2):
-        random.seed(shared_seed)
-        torch.manual_seed(shared_seed)
-        before = random.getstate(), torch.get_rng_state()
-        drafter = begun((7, 5, 7))
-        states.append([(tree.column_tokens, tree.parents) for tree in (step(drafter) for _ in range(20))])
-        assert random.getstate() == before[0]
-        assert torch.equal(torch.get_rng_state(), before[1])
-    assert states[0] == states[1]

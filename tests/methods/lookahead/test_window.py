@@ -11,7 +11,7 @@ from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
 from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
 from tests.helpers.drafts import drafted_by, learned
-from tests.methods.lookahead.test_lookahead import PLENTY, VOCAB_SIZE, WindowDrafter, begun, config, logits_for, step
+from tests.methods.lookahead.test_lookahead import PLENTY, WindowDrafter, begun, config, logits_for, step
 
 SHAPES = [(1, 1), (1, 3), (2, 1), (2, 2), (5, 1), (3, 4), (7, 4), (4, 6)]
 PROMPT = [3, 4, 5, 6, 7, 8]
@@ -35,27 +35,6 @@ def test_every_pair_of_window_tokens_sees_one_another_as_in_the_paper(width: int
         assert depths[row] == reader[0] + reader[1]
         for column, other in enumerate(places):
             assert visible[row, column] == may_see(reader, other), (reader, other)
-
-
-@pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 4, 2), (2, 2, 1), (7, 5, 7), (3, 7, 2), (15, 5, 15)])
-def test_a_step_computes_at_most_max_draft_len_tokens_beside_the_root(sizes: tuple[int, int, int]) -> None:
-    drafter = begun(sizes, prompt=[random.Random(0).randrange(VOCAB_SIZE) for _ in range(300)])
-    computed = [step(drafter).num_columns - 1 for _ in range(40)]
-    assert max(computed) <= config(sizes).max_draft_len
-    assert drafted_by(drafter, PLENTY).num_columns - len(drafted_by(drafter, PLENTY)) == sizes[0] * (sizes[1] - 1) - 1
-
-
-@pytest.mark.parametrize("sizes", [(5, 5, 5), (4, 3, 3), (6, 2, 2)])
-def test_the_window_fills_in_n_minus_2_steps_with_one_level_each(sizes: tuple[int, int, int]) -> None:
-    width, ngram_size, _ = sizes
-    drafter = begun(sizes, drafter_class=WindowDrafter)
-    for level in range(ngram_size - 2):
-        assert len(drafter.view.window) == level + 1
-        assert len(step(drafter)) == 1, "nothing to verify while the pool is empty"
-    for _ in range(5):
-        assert len(drafter.view.window) == ngram_size - 1
-        assert all(len(tokens) == width for tokens in drafter.view.window)
-        step(drafter)
 
 
 def test_the_first_level_is_drawn_from_the_prompt_behind_the_root() -> None:

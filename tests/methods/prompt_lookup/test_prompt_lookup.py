@@ -1,13 +1,11 @@
 """Prompt lookup drafts what stood in the text before, within its budgets, at the same work for any length of text."""
 
 import random
-from array import array
 from typing import Any
 
 import pytest
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.kernels import native
 from hf_specdec.methods.common.ngrams import NgramPool
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
 from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
@@ -138,15 +136,6 @@ def test_chains_stay_within_budget_and_length(seed: int) -> None:
     assert drafted_by(drafter, 0) == DraftTree.chain(tree.tokens[0])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_arrives_in_pieces_drafts_like_what_was_there_from_the_start(seed: int) -> None:
-    text = random_text(seed, 60)
-    grown = drafter_of(text[:1])
-    for done in range(1, len(text), 3):
-        learned(grown, drafted_by(grown, 8), None, text[done : done + 3])
-        assert drafted_by(grown, 32) == drafted_by(drafter_of(text[: done + 3]), 32)
-
-
 def test_an_earlier_text_is_drafted_from_once_it_has_ended() -> None:
     pool = NgramPool(max_tokens=1000)
     first = drafter_of([1, 2], pool)
@@ -181,32 +170,3 @@ def test_ending_twice_stores_once() -> None:
     held = len(pool)
     drafter.end()
     assert len(pool) == held > 0
-
-
-class CountingArray(array):  # type: ignore[type-arg]
-    """Counts how often an entry is read."""
-
-    reads = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        self.reads += 1
-        return super().__getitem__(key)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 3, 50])
-def test_a_step_reads_no_more_of_a_long_text_than_its_bound(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places and tokens read in a step, at 2,000 and at 40,000 tokens: both under the bound of places times match.
-
-    In Python, where reads can be counted; the compiled core follows the same links.
-    """
-    for length in (2_000, 40_000):
-        monkeypatch.undo()
-        drafter = drafter_of(random_text(0, length, num_tokens))
-        monkeypatch.setattr(native, "core", None)
-        tokens = drafter.index.tokens = CountingArray("i", drafter.index.tokens)
-        links = drafter.index._older = CountingArray("i", drafter.index._older)
-        tree = drafted_by(drafter, 32)
-        learned(drafter, tree, None, [0])
-        most_lookups, most_places, most_match = 33 * 2, 16, 16
-        assert links.reads <= most_lookups * (most_places + 1)
-        assert 0 < tokens.reads <= most_lookups * most_places * (2 * most_match + 3)
