@@ -1,24 +1,48 @@
-"""`SpecCache` holds what a `DynamicCache` would hold after the same accepted tokens, and nothing else."""
+"""`SpecCache` and `StaticSpecCache` hold what transformers' caches would hold after the same accepted tokens."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, MistralConfig
+from transformers import DynamicCache, LlamaConfig, MistralConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.cache.spec_layer import SpecLayer
+from hf_specdec.cache.static_cache import StaticSpecCache
 
-LAYERS, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 4, 6
+LAYERS, HEADS, KEY_DIM, VALUE_DIM, LONGEST = 2, 2, 4, 6, 128
+SIZES: dict[str, Any] = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+FULL, SLIDING = LlamaConfig(**SIZES), MistralConfig(sliding_window=8, **SIZES)
+CACHES: dict[str, Callable[[], Any]] = {
+    "full": DynamicCache,
+    "sliding": lambda: DynamicCache(config=SLIDING),
+    "static": lambda: StaticCache(FULL, max_cache_len=LONGEST),
+    "static, sliding": lambda: StaticCache(SLIDING, max_cache_len=LONGEST),
+}
 
 
 def columns(num_tokens: int, batch: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, HEADS, num_tokens, KEY_DIM), torch.randn(batch, HEADS, num_tokens, VALUE_DIM)
 
 
-def forward(cache: SpecCache | DynamicCache, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple]:
+def adopted(cache: Any) -> Any:
+    """The package's cache in the place of a caller's."""
+    ours = StaticSpecCache.of(cache, capacity=LONGEST) if type(cache) is StaticCache else SpecCache.adopt(cache)
+    assert ours is not None
+    return ours
+
+
+def draft(cache: Any, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """A forward after the prompt's, for which a static cache has its places."""
+    if isinstance(cache, StaticSpecCache):
+        cache.place(new[0][0].shape[2])
+    forward(cache, new)
+
+
+def forward(cache: Any, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple]:
     """What a model's forward does to a cache; returns what each layer attends to."""
     return [cache.update(keys, values, layer) for layer, (keys, values) in enumerate(new)]
 
@@ -97,11 +121,12 @@ def test_an_interrupted_forward_is_rolled_back() -> None:
     assert [layer.get_seq_length() for layer in cache.layers] == [6, 6]
 
 
+@pytest.mark.parametrize("kind", ["full", "static"])
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
+def test_rows_of_different_lengths_each_hold_their_own_text(seed: int, kind: str) -> None:
     """Each row is compared with a cache of its own."""
     rng, batch = random.Random(seed), 3
-    ours, references = SpecCache(), [DynamicCache() for _ in range(batch)]
+    ours, references = adopted(CACHES[kind]()), [DynamicCache() for _ in range(batch)]
     prompt = step(3, batch)
     forward(ours, prompt)
     ours.sync()
@@ -111,7 +136,7 @@ def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
         size = rng.randint(1, 8)
         new = step(size, batch)
         paths = [[0, *sorted(rng.sample(range(1, size), rng.randint(0, size - 1)))] for _ in range(batch)]
-        forward(ours, new)
+        draft(ours, new)
         ours.commit(paths)
         for row, reference in enumerate(references):
             mine = [(keys[row : row + 1], values[row : row + 1]) for keys, values in new]
@@ -124,24 +149,16 @@ def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
             assert torch.equal(layer.values[row : row + 1, :, : ours.lengths[row]], expected.values)
 
 
-def sliding_cache(window: int) -> DynamicCache:
-    config = MistralConfig(
-        sliding_window=window, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS
-    )
-    return DynamicCache(config=config)
-
-
 @pytest.mark.parametrize("text", [0, 3, 7, 8, 9, 20])
-@pytest.mark.parametrize("make", [DynamicCache, lambda: sliding_cache(8)], ids=["full", "sliding"])
-def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, text: int) -> None:
+@pytest.mark.parametrize("kind", CACHES)
+def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(kind: str, text: int) -> None:
     """Taken over from plain decoding at any length, around the window's too, and given back after a few steps."""
-    theirs, reference = make(), make()
+    theirs, reference = CACHES[kind](), CACHES[kind]()
     if text:
         prompt = step(text)
         for cache in (theirs, reference):
             forward(cache, prompt)
-    ours = SpecCache.adopt(theirs)
-    assert ours is not None
+    ours = adopted(theirs)
     assert ours.get_seq_length() == text
     if not text:  # the prompt is ours to read
         prompt = step(1)
@@ -150,22 +167,18 @@ def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(make, 
         ours.sync()
         text = 1
     for path in ([0, 2], [0], [0, 1, 4]):
-        draft = step(5)
-        forward(ours, draft)
+        new = step(5)
+        draft(ours, new)
         ours.commit([path])
         for column in path:  # plain decoding: one token after the other
-            forward(reference, select(draft, [column]))
+            forward(reference, select(new, [column]))
     ours.export(theirs)
-    assert theirs.get_seq_length() == reference.get_seq_length() == text + 6
+    assert int(theirs.get_seq_length()) == int(reference.get_seq_length()) == text + 6
     following = step(1)
-    assert [layer.get_mask_sizes(1) for layer in theirs.layers] == [
-        layer.get_mask_sizes(1) for layer in reference.layers
-    ]
-    for (keys, values), (expected_keys, expected_values) in zip(
-        forward(theirs, following), forward(reference, following), strict=True
-    ):
-        assert torch.equal(keys, expected_keys)
-        assert torch.equal(values, expected_values)
+    for mine, other in zip(theirs.layers, reference.layers, strict=True):
+        assert list(map(int, mine.get_mask_sizes(1))) == list(map(int, other.get_mask_sizes(1)))
+    for mine, other in zip(forward(theirs, following), forward(reference, following), strict=True):
+        assert all(map(torch.equal, mine, other))
 
 
 def test_a_prompt_that_was_not_read_to_its_end_is_forgotten() -> None:
@@ -177,16 +190,14 @@ def test_a_prompt_that_was_not_read_to_its_end_is_forgotten() -> None:
 
 
 def test_a_sliding_layer_stays_sliding_and_a_full_one_full() -> None:
-    theirs = sliding_cache(8)
-    ours = SpecCache.adopt(theirs)
-    assert ours is not None
+    theirs = CACHES["sliding"]()
+    ours = adopted(theirs)
     forward(ours, step(20))
     ours.sync()
     ours.export(theirs)
     assert all(type(layer) is DynamicSlidingWindowLayer for layer in theirs.layers)
-    full = DynamicCache(config=LlamaConfig(num_hidden_layers=LAYERS))
-    again = SpecCache.adopt(full)
-    assert again is not None
+    full = DynamicCache(config=FULL)
+    again = adopted(full)
     forward(again, step(20))
     again.sync()
     again.export(full)

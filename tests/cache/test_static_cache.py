@@ -1,105 +1,27 @@
-"""`StaticSpecCache` holds what a `StaticCache` would hold after the same accepted tokens, in buffers that stay."""
+"""`StaticSpecCache` keeps its buffers, whatever is accepted."""
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, MistralConfig, StaticCache
+from transformers import GenerationConfig, StaticCache
 
 from hf_specdec.cache.static_cache import FixedShapes, StaticSpecCache
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.text_rows import TokenBuffer
+from tests.cache.test_spec_cache import FULL, LAYERS, forward, step
 from tests.helpers.support import PROMPT, assert_same_cache, plain
 
-LAYERS, HEADS, HEAD_DIM, LONGEST = 2, 2, 4, 64
-SIZES: dict[str, Any] = {
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "hidden_size": HEADS * HEAD_DIM,
-}
-CONFIGS = {"full": LlamaConfig(**SIZES), "sliding": MistralConfig(sliding_window=8, **SIZES)}
-
-
-def step(num_tokens: int, batch: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    shape = (batch, HEADS, num_tokens, HEAD_DIM)
-    return [(torch.randn(shape), torch.randn(shape)) for _ in range(LAYERS)]
-
-
-def forward(cache: Any, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What a model's forward does to a cache; returns what each layer attends to."""
-    return [cache.update(keys, values, layer) for layer, (keys, values) in enumerate(new)]
+LONGEST = 64
 
 
 def after_prompt(prompt: Sequence[tuple[torch.Tensor, torch.Tensor]], capacity: int = LONGEST) -> StaticSpecCache:
-    ours = StaticSpecCache.of(StaticCache(CONFIGS["full"], max_cache_len=LONGEST), capacity=capacity)
+    ours = StaticSpecCache.of(StaticCache(FULL, max_cache_len=LONGEST), capacity=capacity)
     assert ours is not None
     forward(ours, prompt)
     ours.sync()
     return ours
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("text", [0, 3, 7, 8, 9, 20])
-def test_an_adopted_cache_comes_back_as_plain_decoding_would_have_left_it(kind: str, text: int) -> None:
-    """Taken over at any length, around the window's too, and given back after a few steps."""
-    theirs, reference = (StaticCache(CONFIGS[kind], max_cache_len=LONGEST) for _ in range(2))
-    if text:
-        prompt = step(text)
-        for cache in (theirs, reference):
-            forward(cache, prompt)
-    ours = StaticSpecCache.of(theirs, capacity=LONGEST)
-    assert ours is not None
-    assert ours.get_seq_length() == text
-    if not text:  # the prompt is ours to read
-        prompt = step(1)
-        for cache in (ours, reference):
-            forward(cache, prompt)
-        ours.sync()
-    for path in ([0, 2], [0], [0, 1, 4]):
-        draft = step(5)
-        ours.place(5)
-        forward(ours, draft)
-        ours.commit([path])
-        for column in path:  # plain decoding: one token after the other
-            forward(reference, [(keys[:, :, [column]], values[:, :, [column]]) for keys, values in draft])
-    ours.export(theirs)
-    following = step(1)
-    for _ in range(2):
-        for (keys, values), (expected_keys, expected_values) in zip(
-            forward(theirs, following), forward(reference, following), strict=True
-        ):
-            assert torch.equal(keys, expected_keys)
-            assert torch.equal(values, expected_values)
-        assert int(theirs.get_seq_length()) == int(reference.get_seq_length())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_of_different_lengths_each_hold_their_own_text(seed: int) -> None:
-    """Each row is compared with the columns that were accepted for it, one after the other."""
-    rng, batch, width = random.Random(seed), 3, 4
-    prompt = step(3, batch)
-    ours = after_prompt(prompt)
-    expected = [[(keys[row], values[row]) for keys, values in prompt] for row in range(batch)]
-    for _ in range(10):
-        new = step(width, batch)
-        paths = [[0, *sorted(rng.sample(range(1, width), rng.randint(0, width - 1)))] for _ in range(batch)]
-        ours.place(width)
-        forward(ours, new)
-        ours.commit(paths)
-        for row, path in enumerate(paths):
-            expected[row] = [
-                (torch.cat([old_keys, keys[row][:, path]], dim=1), torch.cat([old_values, values[row][:, path]], dim=1))
-                for (old_keys, old_values), (keys, values) in zip(expected[row], new, strict=True)
-            ]
-    assert len(set(ours.lengths)) > 1
-    for row in range(batch):
-        for layer, (keys, values) in zip(ours.layers, expected[row], strict=True):
-            assert torch.equal(layer.keys[row, :, : ours.lengths[row]], keys)
-            assert torch.equal(layer.values[row, :, : ours.lengths[row]], values)
 
 
 def test_every_forward_attends_to_the_same_memory() -> None:
