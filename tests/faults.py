@@ -35,7 +35,7 @@ COMPILED, COMPILING, STATIC, CALL = (
     "cache/static_cache.py",
     "engine/call.py",
 )
-DFLASH, DFLASH_CONFIG = "methods/dflash/network.py", "methods/dflash/head_config.py"
+DFLASH = "methods/dflash/network.py"
 BLOCKS, HEADS = "forward/networks/block_runner.py", "methods/common/draft_head.py"
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     LAYOUT: ("forward",),
     LOOKUP: ("methods/prompt_lookup", "test_observer.py"),
     DECODING: ("promise/outputs/test_streamer.py promise/batches/test_processors.py",),
-    **dict.fromkeys((DFLASH, DFLASH_CONFIG, BLOCKS, HEADS), ("methods/dflash",)),
+    **dict.fromkeys((DFLASH, BLOCKS, HEADS), ("methods/dflash",)),
     LAYERS: (
         "kernels/test_linear.py kernels/test_few_token.py kernels/test_rms_norm.py kernels/test_replaced_functions.py",
     ),
@@ -264,8 +264,8 @@ MUTANTS = (
     Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
     Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),
     Mutant("layers with a window see as others", DFLASH, "if kind == SLIDING", "if False"),
-    Mutant("layers of the authors' form count from 1", DFLASH_CONFIG, "tuple(layer_id + 1 for", "tuple(layer_id for"),
-    Mutant("windows of speculators slide", DFLASH_CONFIG, "0 if is_causal else None, from_root=True", "0"),
+    Mutant("layers of the authors' form count from 1", DFLASH, "tuple(layer_id + 1 for", "tuple(layer_id for"),
+    Mutant("windows of speculators slide", DFLASH, "0 if is_causal else None, from_root=True", "0"),
     Mutant(
         "a block's tokens see those after them", HEADS, "(of_text <= back) & (distances >= -ahead)", "of_text <= back"
     ),

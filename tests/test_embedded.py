@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from hf_specdec.loading.embedded.packed import pack, unpack
+from hf_specdec.loading.embedded import unpack
 from tests.helpers.support import plain
 
 PROMPT = "def read_lines(path):\n    "
@@ -87,10 +87,13 @@ def test_packed_weights_differ_by_half_a_level_at_most(tmp_path: Path) -> None:
     """And what is no matrix stays as it is."""
     weights = {"matrix": torch.randn(5, 64).bfloat16(), "zeros": torch.zeros(2, 8).bfloat16()}
     others = {"norm": torch.randn(64).bfloat16(), "ids": torch.arange(9)}
-    save_file(weights | others, tmp_path / "model.safetensors")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "config.json").write_text("{}")
-    pack(tmp_path / "model.safetensors", tmp_path / "packed" / "packed.safetensors", levels=63)
+    packed = dict(others)
+    for name, weight in weights.items():
+        scale = (weight.float().abs().amax(1, keepdim=True) / 63).clamp_min(torch.finfo(torch.float16).tiny).half()
+        packed |= {name: (weight.float() / scale.float()).round().to(torch.int8), f"{name}.scale": scale}
+    save_file(packed, tmp_path / "packed" / "packed.safetensors")
     unpack(tmp_path / "packed", tmp_path / "checkpoint")
     loaded = load_file(tmp_path / "checkpoint" / "model.safetensors")
     assert sorted(file.name for file in (tmp_path / "checkpoint").iterdir()) == ["config.json", "model.safetensors"]

@@ -64,32 +64,18 @@ def test_streamers_and_stop_strings_reach_it(
 def test_a_checkpoint_with_it_generates_so_by_itself(unenabled: Any, inputs: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     unenabled.save_pretrained(folder)
-    (folder / "README.md").write_text("---\ntags:\n- code\n---\n\n# Mine\n")
     hub.export(folder, spec_method="prompt_lookup")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32", trust_remote_code=True)
     output = loaded.generate(**inputs, **OPTIONS, return_dict_in_generate=True)
     assert output.spec_stats.method == "prompt_lookup"
     assert output.sequences.tolist() == plain(unenabled, **inputs, **OPTIONS).tolist()
-    card = (folder / "README.md").read_text()
-    assert card == "---\ntags:\n- code\n---\n\n# Mine\n"
 
 
-def test_exporting_again_changes_the_defaults_and_tags_once(tmp_path: Path) -> None:
+def test_exporting_again_changes_the_defaults(tmp_path: Path) -> None:
     hub.export(tmp_path, spec_method="prompt_lookup")
     hub.export(tmp_path, spec_method="lookahead", spec_config=[3, 3, 3])
     assert '"spec_method": "lookahead"' in (tmp_path / "custom_generate" / "generate.py").read_text()
-    assert (tmp_path / "README.md").read_text().count("- custom_generate\n") == 1
     assert "hf_specdec>=" in (tmp_path / "custom_generate" / "requirements.txt").read_text()
-
-
-@pytest.mark.parametrize(("repo_id", "name"), [(None, "mine"), ("user/auto", "user/auto")])
-def test_a_new_card_says_how_to_load_the_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_id: str | None, name: str
-) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path / "mine")
-    hub.export(".", repo_id=repo_id)
-    assert f'custom_generate="{name}"' in Path("README.md").read_text()
 
 
 def test_a_script_of_another_author_is_kept(tmp_path: Path) -> None:

@@ -36,23 +36,6 @@ def generate(model, **kwargs):
     """As `GenerationMixin.generate`, with `spec_method`, `spec_config` and the list forms of hf_specdec."""
     return hub.generate(model, DEFAULTS, **kwargs)
 '''
-CARD = """\
----
-library_name: transformers
-tags:
-- custom_generate
----
-
-# Speculative decoding for `generate`
-
-The text of transformers' own `generate`, sooner, with the Python package `hf_specdec`.
-
-```python
-model.generate(**inputs, custom_generate="{name}", trust_remote_code=True, max_new_tokens=64)
-```
-
-`spec_method` is {method!r} unless the call names another; `spec_config` and the list forms work as in hf_specdec.
-"""
 
 
 def export(
@@ -60,16 +43,14 @@ def export(
     *,
     spec_method: str = "auto",
     spec_config: Any = None,
-    repo_id: str | None = None,
 ) -> Path:
     """Write a `custom_generate` repository, or add one to a checkpoint folder.
 
     Args:
-        folder (`str`): made if it is not there. A README.md that is there stays as it is; the hub finds such
-            repositories by the tag `custom_generate` in it.
+        folder (`str`): made if it is not there. The hub finds such repositories by the tag `custom_generate` in their
+            README.md, which is left to you.
         spec_method (`str`, *optional*, defaults to `"auto"`): of calls that name none.
         spec_config (*optional*): its configuration, as an object, a dict or a list.
-        repo_id (`str`, *optional*): `"user/name"` on the hub, which a new README names. By default the folder's name.
 
     Returns:
         The folder.
@@ -84,7 +65,7 @@ def export(
     if spec_config is not None:
         defaults["spec_config"] = dataclasses.asdict(method.config_class.parse(spec_config))
     root = Path(folder)
-    script, card = root / FOLDER / "generate.py", root / "README.md"
+    script = root / FOLDER / "generate.py"
     if root.exists() and not root.is_dir():
         raise ConfigError("folder", "must be a folder, or a name that is free", str(folder), "Choose another name.")
     if script.exists() and b"hf_specdec.loading.hub.export" not in script.read_bytes():
@@ -93,8 +74,6 @@ def export(
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPT.format(defaults=json.dumps(defaults)), "utf-8")
     (script.parent / "requirements.txt").write_text(f"hf_specdec>={version('hf_specdec')}\n", "utf-8")
-    if not card.exists():
-        card.write_text(CARD.format(name=repo_id or root.resolve().name, method=method.name), "utf-8")
     return root
 
 

@@ -18,9 +18,9 @@ import zipfile
 from pathlib import Path
 
 from hf_specdec.common.files import PathLike, is_missing_folder, lock
-from hf_specdec.common.model_cache import cache_folder, check_cache
 from hf_specdec.errors import CheckpointError, ConfigError, MissingExtraError, unknown_name
 from hf_specdec.loading import embedded
+from hf_specdec.loading.embedded import cache_folder, check_cache
 
 CHUNK_BYTES = 1 << 20
 # SmolLM2-135M-Instruct

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
-from hf_specdec.tools.demo.gallery import GALLERY
-from hf_specdec.tools.demo.record import Race
-from hf_specdec.tools.demo.recorder import Stop
+from hf_specdec.tools.demo.record import Race, Stop
 from hf_specdec.tools.demo.runner import Racer
-from hf_specdec.tools.demo.settings import Limits, Settings
+from hf_specdec.tools.demo.settings import GALLERY, Limits, Settings
 
 LIMITS = Limits(max_new_tokens=256, max_prompt_tokens=256, max_prompt_chars=2000, max_seconds=60)
 HOSTILE = "<script>document.title = 'taken'</script>\x1b[31m\x07\u202e&amp;"

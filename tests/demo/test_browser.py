@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.tools.demo.gallery import GALLERY
+from hf_specdec.tools.demo.settings import GALLERY
 from tests.demo.conftest import HOSTILE, PROMPT
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's tests need playwright")

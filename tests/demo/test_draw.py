@@ -14,8 +14,16 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.registry import sources
 from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
 from hf_specdec.tools.demo.draw.lanes import draw_race, draw_running
-from hf_specdec.tools.demo.draw.markup import draw_error, draw_link, draw_notice, escaped, one_line
-from hf_specdec.tools.demo.draw.sources import draw_legend, source_class, source_of
+from hf_specdec.tools.demo.draw.markup import (
+    draw_error,
+    draw_legend,
+    draw_link,
+    draw_notice,
+    escaped,
+    one_line,
+    source_class,
+    source_of,
+)
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.draw.tree import draw_tree
 from hf_specdec.tools.demo.record import Lane, Race

@@ -11,9 +11,8 @@ from unittest.mock import MagicMock
 import httpx
 import pytest
 
-from hf_specdec.tools.demo.gallery import GALLERY
-from hf_specdec.tools.demo.recorder import Stop
-from hf_specdec.tools.demo.settings import KNOBS
+from hf_specdec.tools.demo.record import Stop
+from hf_specdec.tools.demo.settings import GALLERY, KNOBS
 from tests.demo.conftest import LIMITS, PROMPT
 
 gradio_client = pytest.importorskip("gradio_client", reason="the demo's page needs gradio")

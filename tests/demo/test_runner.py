@@ -16,11 +16,9 @@ from hf_specdec.methods.prompt_lookup.drafter import PromptLookupDrafter
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
 from hf_specdec.tools.demo import figures
-from hf_specdec.tools.demo.gallery import GALLERY
-from hf_specdec.tools.demo.record import Race
-from hf_specdec.tools.demo.recorder import Stop, Words
+from hf_specdec.tools.demo.record import Race, Stop, Words
 from hf_specdec.tools.demo.runner import Racer
-from hf_specdec.tools.demo.settings import METHOD_LABELS, Settings
+from hf_specdec.tools.demo.settings import GALLERY, METHOD_LABELS, Settings
 from tests.demo.conftest import CALM, LIMITS, PROMPT, run
 from tests.helpers.zoo import FAMILIES, build
 

@@ -7,8 +7,7 @@ import torch
 
 from hf_specdec.methods.common.head_files import write_head
 from hf_specdec.methods.common.layer_head import layer_values
-from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
-from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.dflash.network import DFlashHead, DFlashHeadConfig
 
 MASK_TOKEN = 127
 

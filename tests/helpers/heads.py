@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.eagle3.network import Eagle3Head, Eagle3HeadConfig, default_layer_ids
 from tests.helpers.head_models import HEADS, random_dflash, random_dflash_head
 from tests.helpers.mtp import TARGETS, build_target, fitted_mtp, random_mtp_head
 from tests.helpers.support import MASK, PADDED, PROMPT

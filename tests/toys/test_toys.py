@@ -13,7 +13,7 @@ from hf_specdec.methods import registry
 from hf_specdec.methods.common.entry import Method
 from hf_specdec.tools.cli.models import draft_of, read_method
 from hf_specdec.tools.cli.options import MethodOptions
-from hf_specdec.tools.demo.draw.sources import draw_legend
+from hf_specdec.tools.demo.draw.markup import draw_legend
 from tests.helpers.support import PROMPT, plain
 from tests.toys.repeat.method import METHOD as REPEAT
 from tests.toys.repeat.method import RepeatConfig

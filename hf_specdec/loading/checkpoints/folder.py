@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from huggingface_hub.errors import HFValidationError
 from hf_specdec.common.files import check_path, is_missing_folder
 from hf_specdec.compat.loading import validate_repo_id
 from hf_specdec.errors import CheckpointError, ConfigError, first_line
-
-OWN_CLASS = re.compile(r"\S+\.\w+")  # in a file of the folder, or of another repository: "user/name--file.Class"
 
 
 def with_gguf_file(path: Any, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

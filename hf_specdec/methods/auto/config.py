@@ -2,20 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import torch
 
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import (
     MAX_STEP_TOKENS,
+    Pool,
     SpecConfig,
     check_choice,
     check_devices,
     check_positive,
 )
-
-Pool = Literal["request", "shared"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

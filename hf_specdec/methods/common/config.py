@@ -22,6 +22,7 @@ MAX_KEPT = 1 << 31  # tokens or entries of a memory
 MAX_NGRAM_SIZE = 128  # tokens: an index has an entry for each size at each place of a text
 
 Engine = Literal["loop", "assisted"]
+Pool = Literal["request", "shared"]  # texts that a method drafts from: of this call alone, or of earlier ones too
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,6 @@ class BaseDrafter(CandidateGenerator, ABC):
             alone; they come with the one transfer that the verification makes. `None` where it reads the whole rows.
         num_prompt_logits (`int`): tokens before a prompt's last one after which `learn_prompt` is to be told the
             `num_top_logits` likeliest, at most.
-        is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         never_drafts (`bool`): whether it always proposes the root alone.
         max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
         view: what it shows of itself to `spec_observer` after a step, if anything.
@@ -109,7 +108,6 @@ class BaseDrafter(CandidateGenerator, ABC):
     needs_logits: bool = False
     num_top_logits: int | None = None
     num_prompt_logits: int = 0
-    is_deterministic: bool = True
     never_drafts: bool = False
     max_extra_tokens: int = 0
     view: Any = None
@@ -198,7 +196,6 @@ class Drafter(BaseDrafter):
 
     Attributes:
         needs_logits (`bool`): whether `observe` reads `logits`.
-        is_deterministic (`bool`): whether drafts depend on the text alone (then sampling stays seed-exact).
         never_drafts (`bool`): whether it always proposes the root alone.
         max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
         view: what it shows of itself to `spec_observer` after a step, if anything.

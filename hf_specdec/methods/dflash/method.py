@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, HeadKind, Method, Source
-from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
-from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.dflash.network import DFlashHead, DFlashHeadConfig
 from hf_specdec.methods.draft_model.config import HeadConfig
 from hf_specdec.methods.draft_model.method import drafter_of
 

@@ -60,7 +60,6 @@ class DraftModelDrafter(RoundDrafter):
         self.config, self.logits_processor, self.generator = config, logits_processor, generator
         self.token_cost = token_cost
         self.draws = config.use_logits and logits_processor is not None
-        self.is_deterministic = not self.draws
         self.counts = counts if counts is not None and not self.draws else AcceptanceCounts()
         self._text: list[int] = []
         self._round: Growth | None = None

@@ -7,8 +7,7 @@ from typing import ClassVar
 from hf_specdec.methods.common.entry import HeadKind, Method, Source
 from hf_specdec.methods.draft_model.config import HeadConfig
 from hf_specdec.methods.draft_model.method import drafter_of
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.eagle3.network import Eagle3Head, Eagle3HeadConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

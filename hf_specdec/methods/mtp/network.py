@@ -15,8 +15,7 @@ from hf_specdec.compat.models import text_config
 from hf_specdec.compat.mtp import MtpModel, shared_logits, use_float64_experts, use_mask_attention
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.methods.common.draft_head import PairHead, within
-from hf_specdec.methods.mtp.checkpoint import load_mtp
-from hf_specdec.methods.mtp.families import FULL, SLIDING
+from hf_specdec.methods.mtp.checkpoint import FULL, SLIDING, load_mtp
 
 
 class MtpHead(PairHead):

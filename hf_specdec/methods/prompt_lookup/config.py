@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Literal, get_args
 from hf_specdec.methods.common.config import (
     MAX_NGRAM_SIZE,
     MAX_STEP_TOKENS,
+    Pool,
     SpecConfig,
     check_choice,
     check_devices,
     check_positive,
 )
-
-Pool = Literal["request", "shared"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from hf_specdec.tools.demo import figures
 from hf_specdec.tools.demo.draw.lanes import draw_race, draw_running
 from hf_specdec.tools.demo.draw.markup import draw_error, draw_link, draw_notice
 from hf_specdec.tools.demo.draw.steps import draw_step
-from hf_specdec.tools.demo.record import Lane, Race
-from hf_specdec.tools.demo.recorder import Stop
+from hf_specdec.tools.demo.record import Lane, Race, Stop
 from hf_specdec.tools.demo.runner import Racer
 from hf_specdec.tools.demo.settings import KNOBS, LABELS, METHOD_LABELS, Settings
 

@@ -21,10 +21,8 @@ from hf_specdec.methods.common.entry import MethodState
 from hf_specdec.tools.bench.header import make_header
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.rows import Row, base_rows, make_row
-from hf_specdec.tools.demo.gallery import CHAT_GALLERY, GALLERY
-from hf_specdec.tools.demo.record import Lane, Race, Token
-from hf_specdec.tools.demo.recorder import Recorder, Stop, Words
-from hf_specdec.tools.demo.settings import METHOD_LABELS, Limits, Settings
+from hf_specdec.tools.demo.record import Lane, Race, Recorder, Stop, Token, Words
+from hf_specdec.tools.demo.settings import CHAT_GALLERY, GALLERY, METHOD_LABELS, Limits, Settings
 
 logger = logging.getLogger("hf_specdec")
 

@@ -1,7 +1,9 @@
-"""Settings of a race, checked, and their short form in a link."""
+"""Settings of a race, checked, their short form in a link, and prompts that show where speculation shines."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -196,3 +198,7 @@ class Settings:
             except ValueError:
                 raise ConfigError(name, "must be a number", text, "Correct the link.") from None
         return cls.from_fields(fields)
+
+
+EXAMPLES = json.loads((Path(__file__).parent / "assets" / "gallery.json").read_text("utf-8"))
+GALLERY, CHAT_GALLERY = EXAMPLES["code"], EXAMPLES["chat"]  # each with name, prompt, and what it shows

@@ -10,8 +10,7 @@ from hf_specdec.compat import models
 from hf_specdec.compat.decoder_layers import CONFIGS
 from hf_specdec.engine.head_pairing import check_target
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
-from hf_specdec.methods.eagle3.network import Eagle3Head
+from hf_specdec.methods.eagle3.network import Eagle3Head, Eagle3HeadConfig, default_layer_ids
 
 MOST_DRAFT_TOKENS = 32_000
 USUAL_HEAD_DIM = 64

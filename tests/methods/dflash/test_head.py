@@ -16,8 +16,7 @@ from hf_specdec.forward.networks.block_runner import BlockRunner
 from hf_specdec.forward.networks.head_base import HeadCall
 from hf_specdec.loading.drafts import is_draft_head
 from hf_specdec.methods.common.draft_head import AttentionSpan
-from hf_specdec.methods.dflash.head_config import DFlashHeadConfig
-from hf_specdec.methods.dflash.network import DFlashHead
+from hf_specdec.methods.dflash.network import DFlashHead, DFlashHeadConfig
 
 load_head = DFlashHead.read
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dflash"

@@ -14,8 +14,7 @@ from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
 import hf_specdec
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError
-from hf_specdec.methods.eagle3.head_config import Eagle3HeadConfig, default_layer_ids
-from hf_specdec.methods.eagle3.network import Eagle3Head, load_head, save_head
+from hf_specdec.methods.eagle3.network import Eagle3Head, Eagle3HeadConfig, default_layer_ids, load_head, save_head
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "eagle3"
 VARIANTS = sorted(folder.name for folder in FIXTURES.iterdir())

@@ -10,8 +10,7 @@ import torch
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.lookahead.config import LookaheadConfig, max_draft_len
-from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
-from hf_specdec.methods.lookahead.window import MAX_KEYS, TailPool
+from hf_specdec.methods.lookahead.drafter import MAX_KEYS, LookaheadDrafter, TailPool
 from tests.helpers.drafts import drafted_by, learned
 
 VOCAB_SIZE = 50

@@ -8,8 +8,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.lookahead.config import LookaheadConfig
-from hf_specdec.methods.lookahead.drafter import LookaheadDrafter
-from hf_specdec.methods.lookahead.window import JacobiWindow, window_places
+from hf_specdec.methods.lookahead.drafter import JacobiWindow, LookaheadDrafter, window_places
 from tests.helpers.drafts import drafted_by, learned
 from tests.methods.lookahead.test_lookahead import PLENTY, WindowDrafter, begun, config, logits_for, step
 

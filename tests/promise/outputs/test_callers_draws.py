@@ -68,7 +68,6 @@ class Weighted(Drafter):
     """Drafts one token, drawn from `probabilities` by the global generator, and says so."""
 
     probabilities = torch.tensor([0.05, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05])
-    is_deterministic = False
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self.root = prompt_ids[-1]

@@ -5,8 +5,7 @@ While a race runs, its lanes show the text so far. At its end everything is ther
 
 from hf_specdec.errors import counted
 from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
-from hf_specdec.tools.demo.draw.markup import escaped
-from hf_specdec.tools.demo.draw.sources import draw_legend, source_class
+from hf_specdec.tools.demo.draw.markup import draw_legend, escaped, source_class
 from hf_specdec.tools.demo.record import Lane, Race
 
 PROMPT_CHARS = 160  # of the prompt's end that each lane shows

@@ -1,9 +1,15 @@
-"""Text made harmless, and the short texts of the page: markup is escaped, control characters become signs."""
+"""Text made harmless, the page's short texts, and the signs of the places that drafted tokens come from.
+
+Markup is escaped, control characters become signs. Colours and lines are in the style sheet.
+"""
 
 import html
 import unicodedata
+from collections.abc import Iterable
 
 from hf_specdec.errors import ConfigError
+from hf_specdec.methods.common.entry import Source
+from hf_specdec.methods.registry import sources
 from hf_specdec.tools.demo.settings import LABELS, Settings
 
 SIGNS = {"\n": "\u23ce", "\t": "\u21e5", " ": "\u00b7"}
@@ -41,3 +47,28 @@ def draw_error(error: Exception) -> str:
 def draw_link(settings: Settings) -> str:
     """A link that opens the page with these settings."""
     return f'<div class="hs"><a href="?{escaped(settings.to_query())}">Link to these settings</a></div>'
+
+
+TARGET = Source("target", "the target's own", "chosen by the model itself, not drafted", "", "target")
+DRAFTED = Source("draft", "drafted", "drafted", "", "draft")  # where a drafter does not say from where
+
+
+def source_of(key: str) -> Source:
+    """The source that a drafted node names."""
+    return {TARGET.key: TARGET, **sources()}.get(key, DRAFTED)
+
+
+def source_class(key: str) -> str:
+    """The class that gives a source its colour and its line."""
+    return f"hs-s-{source_of(key).style}"
+
+
+def draw_legend(keys: Iterable[str]) -> str:
+    """The meaning of the colours and lines of these sources, in a fixed order."""
+    wanted = {source_of(key) for key in keys}
+    items = [
+        f'<li><span class="hs-t hs-s-{source.style}">{source.label}</span> <small>{source.meaning}</small></li>'
+        for source in (TARGET, *sources().values(), DRAFTED)
+        if source in {TARGET, *wanted}
+    ]
+    return f'<ul class="hs-legend" aria-label="Where tokens come from">{"".join(items)}</ul>'

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from hf_specdec.common.observer import SourceVote, SpecStep
 from hf_specdec.errors import counted
 from hf_specdec.methods.lookahead.drafter import LookaheadView
-from hf_specdec.tools.demo.draw.markup import escaped, one_line
-from hf_specdec.tools.demo.draw.sources import source_class, source_of
+from hf_specdec.tools.demo.draw.markup import escaped, one_line, source_class, source_of
 from hf_specdec.tools.demo.draw.tree import draw_tree
-from hf_specdec.tools.demo.record import Lane, Race
-from hf_specdec.tools.demo.recorder import Words
+from hf_specdec.tools.demo.record import Lane, Race, Words
 
 TEXT_CHARS = 160
 MAX_VOTED = 12  # nodes of the table

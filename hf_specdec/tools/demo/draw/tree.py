@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from hf_specdec.common.observer import SpecStep
 from hf_specdec.errors import counted
-from hf_specdec.tools.demo.draw.markup import one_line
-from hf_specdec.tools.demo.draw.sources import source_class, source_of
-from hf_specdec.tools.demo.recorder import Words
+from hf_specdec.tools.demo.draw.markup import one_line, source_class, source_of
+from hf_specdec.tools.demo.record import Words
 
 WIDTH, HEIGHT = 90, 30  # of a node's box
 ACROSS, DOWN, INDENT = 118, 44, 34  # from node to node
