@@ -24,15 +24,6 @@ def recorded(steps: list[tuple[int, int]]) -> SpecStats:
 
 
 @pytest.mark.parametrize("steps", CALLS)
-def test_counters_are_sums_over_the_steps(steps: list[tuple[int, int]]) -> None:
-    stats = recorded(steps)
-    assert stats.num_drafts == len(steps)
-    assert stats.num_draft_tokens == sum(drafted for drafted, _ in steps)
-    assert stats.num_accepted_tokens == sum(accepted for _, accepted in steps)
-    assert stats.peak_tree_size == max((drafted + 1 for drafted, _ in steps), default=0)
-
-
-@pytest.mark.parametrize("steps", CALLS)
 def test_rates_follow_vllms_rule(steps: list[tuple[int, int]]) -> None:
     """Mean acceptance length counts the token after the drafts; positions are shares of all steps."""
     stats = recorded(steps)
@@ -56,9 +47,3 @@ def test_the_dictionary_is_json_and_complete(steps: list[tuple[int, int]]) -> No
     assert data["mean_acceptance_length"] == stats.mean_acceptance_length
     assert data["acceptance_rate_per_position"] == stats.acceptance_rate_per_position
     assert {"prefill_seconds", "draft_seconds", "verify_seconds", "commit_seconds", "tier"} <= data.keys()
-
-
-def test_two_calls_do_not_share_counters() -> None:
-    first, second = SpecStats(), SpecStats()
-    first.record_step(3, 2)
-    assert second.accepted_per_position == []

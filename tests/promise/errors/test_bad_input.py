@@ -179,17 +179,6 @@ def test_a_missing_shard(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("precision", ["bf61", "half", "", 16])
-def test_an_unknown_precision(folder: Path, precision: Any) -> None:
-    with pytest.raises(SpecError, match="`precision` must be one of"):
-        hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision=precision)
-
-
-def test_precision_beside_dtype(folder: Path) -> None:
-    with pytest.raises(SpecError, match="dtype"):
-        hf_specdec.AutoModelForCausalLM.from_pretrained(folder, precision="bf16", dtype=torch.float32)
-
-
 @pytest.mark.parametrize(
     ("loader", "family", "message"),
     [
