@@ -1,6 +1,7 @@
-"""What a step says of its drafted nodes: where each came from, how likely it was, and what each source said."""
+"""What a step says of its drafted nodes, and the counters of a call."""
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import hf_specdec
 from hf_specdec import SpecStep, embedded
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.methods.auto.drafter import AutoDrafter
 from hf_specdec.methods.registry import sources
 
@@ -157,3 +159,46 @@ def test_sampling_is_described_too(target: Any, draft: Any, tokenizer: Any) -> N
     how = {"spec_method": "draft_model", "spec_config": {"use_logits": True, "num_branches": 2}}
     steps = steps_of(target, tokenizer, assistant_model=draft, do_sample=True, **how)
     assert {node.source for step in steps for node in step.nodes} == {"draft_model"}
+
+
+# (drafted, accepted) of each verify step
+CALLS = [
+    [],
+    [(0, 0)],
+    [(10, 0), (10, 0)],
+    [(10, 3), (0, 0), (5, 5), (32, 1)],
+    [(4, 4)] * 3,
+]
+
+
+def recorded(steps: list[tuple[int, int]]) -> SpecStats:
+    stats = SpecStats(method="prompt_lookup", tier="tree")
+    for drafted, accepted in steps:
+        stats.record_step(drafted, accepted)
+    return stats
+
+
+@pytest.mark.parametrize("steps", CALLS)
+def test_rates_follow_vllms_rule(steps: list[tuple[int, int]]) -> None:
+    """Mean acceptance length counts the token after the drafts; positions are shares of all steps."""
+    stats = recorded(steps)
+    drafted = sum(drafted for drafted, _ in steps)
+    accepted = sum(accepted for _, accepted in steps)
+    assert stats.acceptance_rate == (accepted / drafted if drafted else 0.0)
+    assert stats.mean_acceptance_length == (1 + accepted / len(steps) if steps else 1.0)
+    deepest = max((accepted for _, accepted in steps), default=0)
+    expected = [sum(accepted > depth for _, accepted in steps) / len(steps) for depth in range(deepest)]
+    assert stats.acceptance_rate_per_position == pytest.approx(expected)
+    assert sum(stats.acceptance_rate_per_position) == pytest.approx(stats.mean_acceptance_length - 1)
+
+
+@pytest.mark.parametrize("steps", CALLS)
+def test_the_dictionary_is_json_and_complete(steps: list[tuple[int, int]]) -> None:
+    stats = recorded(steps)
+    data = json.loads(json.dumps(stats.to_dict()))
+    assert data["method"] == "prompt_lookup"
+    assert data["plain_reason"] is None
+    assert data["num_accepted_tokens"] == stats.num_accepted_tokens
+    assert data["mean_acceptance_length"] == stats.mean_acceptance_length
+    assert data["acceptance_rate_per_position"] == stats.acceptance_rate_per_position
+    assert {"prefill_seconds", "draft_seconds", "verify_seconds", "commit_seconds", "tier"} <= data.keys()

@@ -9,7 +9,7 @@ from transformers import JambaForCausalLM
 import hf_specdec
 from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.compat.caches import CACHE
-from tests.helpers.support import DRAFTS, plain
+from tests.helpers.support import DRAFTS, PROMPT, plain
 from tests.helpers.zoo_wide import build, inputs, shrunk
 
 FORGETFUL = ["falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"]  # of the state, in several tokens
@@ -108,3 +108,19 @@ def test_a_state_that_several_tokens_change_more_is_found_though_no_logit_shows_
     layer.register_forward_hook(change, with_kwargs=True)
     result = hf_specdec.capability(hf_specdec.enable(model))
     assert (result.tier, "states in the cache differ by 0.001" in result.reason) == ("plain", True)
+
+
+def test_a_text_goes_on_where_the_first_call_is_its_second_turn() -> None:
+    """RecurrentGemma's layers keep their states themselves."""
+    model = build(shrunk("recurrent_gemma"), "causal", 0.3)
+    call: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+
+    def begun() -> Any:
+        return plain(model, PROMPT, **call, return_dict_in_generate=True)
+
+    first = begun()
+    text = torch.cat([first.sequences, PROMPT[:, :4]], dim=1)
+    expected = plain(model, text, **call, **{CACHE: first[CACHE]}).tolist()
+    again = begun()
+    hf_specdec.enable(model)
+    assert model.generate(text, **call, **{CACHE: again[CACHE]}, spec_method="prompt_lookup").tolist() == expected

@@ -11,10 +11,9 @@ from hf_specdec.errors import ConfigError
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.plain.method import PlainConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
+from hf_specdec.methods.registry import METHODS
 
 WHOLE_NUMBERS = ("max_draft_len", "max_matching_ngram_size")
-
-
 COUNTS: list[tuple[Any, str]] = [
     *((PromptLookupConfig, field) for field in WHOLE_NUMBERS),
     *((DraftModelConfig, field) for field in ("draft_len", "num_branches", "max_nodes")),
@@ -131,3 +130,28 @@ def test_an_error_survives_pickling() -> None:
     twin = pickle.loads(pickle.dumps(error.value))
     assert str(twin) == str(error.value)
     assert twin.remedy == error.value.remedy
+
+
+HEADS = ("eagle3", "mtp", "dflash")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_takes_the_fields_of_a_draft_model_by_their_aliases(name: str) -> None:
+    config = METHODS[name].config_class.parse({"max_draft_len": 3, "num_branches": 2, "max_nodes": 5})
+    assert config.draft_len == 3  # type: ignore[attr-defined]
+    assert config.node_budget == 5
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_tree_of_a_head_has_sixteen_nodes_unless_it_says_more(name: str) -> None:
+    parse = METHODS[name].config_class.parse
+    assert parse({"draft_len": 3, "num_branches": 1}).node_budget == 3
+    assert parse({"draft_len": 3, "num_branches": 3}).node_budget == 9
+    assert parse({"draft_len": 10, "num_branches": 10}).node_budget == 16
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_only_a_draft_model_can_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        METHODS[name].config_class.parse({"engine": "assisted"})
+    assert raised.value.field == "engine"

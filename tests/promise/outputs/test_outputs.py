@@ -8,9 +8,9 @@ import torch
 
 import hf_specdec
 from hf_specdec.compat.caches import CACHE
-from tests.helpers import zoo_wide
+from tests.helpers import zoo, zoo_wide
 from tests.helpers.heads import random_head
-from tests.helpers.support import PROMPT, assert_same_run, assert_same_tensors, both
+from tests.helpers.support import MASK, PADDED, PROMPT, assert_same_run, assert_same_tensors, both, plain
 from tests.promise.conftest import Draft
 
 WANTED = ["output_scores", "output_logits", "output_hidden_states"]
@@ -70,3 +70,22 @@ def test_a_draft_head_for_several_streams_of_hidden_states_is_refused() -> None:
     model = hf_specdec.enable(zoo_wide.build(zoo_wide.shrunk("deepseek_v4"), "causal", 0.15))
     with pytest.raises(hf_specdec.UnsupportedModelError, match="several streams.*without a draft head"):
         model.generate(PROMPT, max_new_tokens=4, spec_method="eagle3", assistant_model=random_head(model))
+
+
+FIELDS = ("attentions", "decoder_attentions", "cross_attentions", "encoder_attentions", "hidden_states", "scores")
+CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "output_attentions": True, "output_scores": True}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bart"])
+@pytest.mark.parametrize("ids", [PROMPT, PADDED], ids=["row", "batch"])
+def test_every_token_has_the_weights_of_its_text(family: str, ids: torch.Tensor) -> None:
+    model = hf_specdec.enable(zoo.build(zoo.FAMILIES[family]))
+    model.set_attn_implementation("eager")
+    call = CALL | {"return_dict_in_generate": True, "output_hidden_states": True}
+    call["attention_mask"] = MASK if len(ids) > 1 else torch.ones_like(ids)
+    expected = plain(model, ids, **call)
+    ours = model.generate(ids, **call, spec_method="auto")
+    assert "output_attentions" in ours.spec_stats.plain_reason
+    assert ours.sequences.tolist() == expected.sequences.tolist()
+    for name in FIELDS:
+        assert_same_tensors(getattr(ours, name, None), getattr(expected, name, None))
