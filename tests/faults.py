@@ -15,7 +15,7 @@ class Mutant:
 
 VERIFY, STOPPING, SEQUENCE = "engine/verify.py", "engine/stopping.py", "engine/sequence.py"
 SAMPLER, REJECTIONS = "engine/sampling/sampler.py", "engine/sampling/rejections.py"
-DRAWS = "engine/sampling/draws.py"
+AHEAD = "engine/sampling/tokens_ahead.py"
 STEP, DECODING = "engine/step.py", "engine/decode.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
@@ -47,7 +47,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "promise/outputs/test_processors.py",
     ),
     REJECTIONS: ("engine/sampling/test_rejection.py", "engine/sampling/test_rejection_texts.py"),
-    DRAWS: ("engine/sampling/test_draws.py",),
+    AHEAD: ("engine/sampling/test_tokens_ahead.py",),
     STEP: (
         "promise/outputs/test_observer_and_stats.py promise/outputs/test_interrupts.py",
         "promise/batches/test_stopping.py",
@@ -115,7 +115,9 @@ MUTANTS = (
         "self.scores.append(self._rows.logits[node : node + 1].float())",
     ),
     Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
-    Mutant("a level draws the numbers of the one above", DRAWS, "levels[node] = above + 1", "levels[node] = above"),
+    Mutant(
+        "a level draws the numbers of the root's", AHEAD, "rows[depth] for depth in tree", "rows[0] for depth in tree"
+    ),
     Mutant("texts are one token too long", STOPPING, "len(text) >= self.max_length", "len(text) > self.max_length"),
     Mutant("a criterion's answer is forgotten", STOPPING, ".all()) or stop", ".all()) and stop"),
     Mutant(

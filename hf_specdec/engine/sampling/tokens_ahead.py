@@ -1,4 +1,9 @@
-"""Samples every tree node on the accelerator, before the host knows which nodes are accepted; one transfer."""
+"""Samples every tree node on the accelerator, before the host knows which nodes are accepted; one transfer.
+
+`torch.multinomial` draws one token as the argmax of p / e, e exponentially distributed. Which e a token takes depends
+on how many tokens were drawn before it, its depth, and not on its node. So the draws of all nodes are made at once, and
+the e of those that do not count are those of later draws.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +12,11 @@ import numpy.typing as npt
 import torch
 
 from hf_specdec.common.tree import DraftTree
-from hf_specdec.engine.sampling.draws import DrawsAhead
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import Rejections
 from hf_specdec.forward.text_rows import TokenBuffer
-from hf_specdec.methods.common.node_logits import read_tensors
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +33,7 @@ class TokensAhead:
         self._nodes, self._stream, self._noise = nodes, stream, noise
         self._tree = DraftTree.chain(0)
         self._probabilities: torch.Tensor | None = None  # (T, vocab_size) of the nodes
-        self._draws: DrawsAhead | None = None
+        self._num_drawn = 0  # of this step
         self._rejections: Rejections | None = None
         self._num_pairs = 0
         self._read: Sequence[Array] = ()
@@ -43,8 +46,7 @@ class TokensAhead:
             logits: `(T, vocab_size)` of the tree's nodes.
             text: as it is before the step.
         """
-        draws_ahead = self._noise is not None and not tree.drafted_from
-        self._tree, self._draws, self._rejections = tree, None, None
+        self._tree, self._num_drawn, self._rejections = tree, 0, None
         scores, pairs = self._nodes(logits.to(torch.float32), tree, text)
         self._num_pairs = len(pairs)
         if self._stream is None:
@@ -53,21 +55,21 @@ class TokensAhead:
         if tree.drafted_from:
             self._rejections = rejections_of(self._probabilities, tree, self._stream)
             return *self._rejections.result, *pairs
-        if not draws_ahead:
+        if self._noise is None:
             return tuple(pairs)
-        self._draws = self._drawn_from(0)
-        assert self._noise is not None
-        return *self._draws.result, *pairs, *self._noise.unread(max(tree.depths))
+        self._noise.vocab_size = scores.shape[-1]
+        rows = [self._noise.row(depth) for depth in range(max(tree.depths) + 1)]
+        noise = torch.stack([rows[depth] for depth in tree.depths])  # (T, vocab_size)
+        greatest, tokens = (self._probabilities / noise).max(dim=-1)
+        return greatest, tokens, *pairs, *self._noise.unread(max(tree.depths))
 
     def load(self, read: Sequence[Array]) -> None:
         """Take what was read of the tensors that `find` gave."""
-        if self._draws is not None and self._noise is not None:
+        if self._noise is not None and self._rejections is None:
             read = self._noise.load(read)
         end = len(read) - self._num_pairs
         self._pairs, self._read = read[end:], read[:end]
-        if self._draws is not None:
-            self._draws.load(self._read)
-        elif self._rejections is not None:
+        if self._rejections is not None:
             self._rejections.load(self._read)
 
     def token_after(self, node: int) -> int | None:
@@ -78,18 +80,14 @@ class TokensAhead:
             return int(self._read[0][node])
         if self._rejections is not None:
             return self._rejections.token_after(node)
-        if self._draws is None:
+        if self._noise is None or self._num_drawn != self._tree.depths[node] or not self._noise.is_current:
+            return None  # a token above was drawn alone, or another thread has drawn since
+        greatest, tokens = self._read
+        if not greatest[node] > 0.0:  # NaN of what is no probability, too
             return None
-        drawn = self._draws.at(node)
-        if drawn is None:
-            self._draws = self._drawn_from(node)
-            self._draws.load(tuple(read_tensors(self._draws.result)))
-            drawn = self._draws.at(node)
-        ratio, token = drawn or (0.0, 0)
-        if not ratio > 0.0:  # NaN of what is no probability, too
-            return None
-        self._draws.take(node)
-        return token
+        self._num_drawn += 1
+        self._noise.take()
+        return int(tokens[node])
 
     def probabilities_after(self, node: int) -> torch.Tensor | None:
         """`(1, vocab_size)` to be drawn from; `None` where the processors have to be called for that."""
@@ -99,10 +97,6 @@ class TokensAhead:
 
     def _is_sure(self, node: int) -> bool:
         return all(least[node] == most[node] for least, most in zip(self._pairs[::2], self._pairs[1::2], strict=True))
-
-    def _drawn_from(self, node: int) -> DrawsAhead:
-        assert self._probabilities is not None and self._noise is not None
-        return DrawsAhead(self._probabilities, self._tree, self._noise, first=node)
 
 
 def rejections_of(probabilities: torch.Tensor, tree: DraftTree, stream: RandomStream, first: int = 0) -> Rejections:
