@@ -40,7 +40,7 @@ BLOCKS, HEADS = "forward/networks/block_runner.py", "methods/common/draft_head.p
 # The tests of a file, quick ones first. A later part runs only where the parts before it see nothing.
 NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
-    STOPPING: ("engine/test_stopping.py", "promise/outputs/test_stopping.py"),
+    STOPPING: ("engine/test_verify.py", "promise/outputs/test_stopping.py"),
     SAMPLER: (
         "engine/sampling/test_sampler.py",
         "promise/outputs/test_outputs.py",

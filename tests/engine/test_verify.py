@@ -1,11 +1,21 @@
-"""The walk down a tree emits what plain decoding would, and accepts as much of the tree as holds it."""
+"""A step: the walk down a tree emits what plain decoding would, stops where it stops, and survives an interrupt."""
 
 import random
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
+from hf_specdec.engine.step import StepRunner
+from hf_specdec.engine.stopping import StopCheck
 from hf_specdec.engine.verify import VerifyResult, verify_tree
+from hf_specdec.forward.text_rows import TokenBuffer
 
 
 def random_tree(rng: random.Random, num_nodes: int, vocab_size: int) -> DraftTree:
@@ -65,3 +75,63 @@ def test_a_stop_ends_the_walk_even_inside_the_tree(stop_after: int) -> None:
     result, wanted = follow(tree, vocab_size=5, stop_after=stop_after)
     assert result.tokens == decode(0, 5, stop_after)
     assert result.path == list(range(stop_after)) == wanted
+
+
+TEXT = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
+
+
+@pytest.mark.parametrize(("tokens", "length", "stops"), [([8], 9, False), ([8, 2], 9, True), ([8, 8], 5, True)])
+def test_length_and_end_of_text_stop_without_a_tensor(tokens: list[int], length: int, stops: bool) -> None:
+    check = StopCheck(StoppingCriteriaList([MaxLengthCriteria(length), EosTokenCriteria(torch.tensor([2, 3]))]))
+    text = TokenBuffer(torch.tensor([[5, 6, 7]]), room=4)
+    for token in tokens:
+        text.append(token)
+    assert check(text, None) is stops
+    assert (check.max_length, check.eos) == (length, {2, 3})
+
+
+def test_every_other_criterion_is_asked_once_whatever_the_others_say() -> None:
+    wanted: list[tuple[int, Any]] = []
+
+    def criterion(ids: torch.Tensor, scores: Any) -> bool:
+        wanted.append((ids.shape[1], scores))
+        return len(wanted) == 1
+
+    check = StopCheck(StoppingCriteriaList([criterion, MaxLengthCriteria(9), criterion]))
+    score = torch.zeros(1, 3)
+    assert check(TEXT, [score]) is True
+    assert [(length, scores[0] is score) for length, scores in wanted] == [(3, True), (3, True)]
+
+
+class Interrupted(Sequence[DraftTree]):
+    """Trees of so many sequences, then Ctrl-C."""
+
+    def __init__(self, trees: list[DraftTree], at: int) -> None:
+        self.trees, self.at = trees, at
+
+    def __len__(self) -> int:
+        return len(self.trees)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.trees[place]
+
+    def __iter__(self) -> Iterator[DraftTree]:
+        yield from self.trees[: self.at]
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_interrupt_between_two_sequences_commits_the_results_so_far(at: int) -> None:
+    """That of the last one too: then there is none that was interrupted."""
+    committed: list[list[list[int]]] = []
+    sequences = [
+        SimpleNamespace(finished=False, visited=[0], verify=lambda tree, on_token: VerifyResult([7, 8], [0, 1]))
+        for _ in range(2)
+    ]
+    batch: Any = SimpleNamespace(sequences=sequences, target=SimpleNamespace(commit=committed.append))
+    steps = StepRunner(SpecStats(method="plain", tier="tree"), budget=None, observer=None)
+    trees = Interrupted([DraftTree.chain(5, [7])] * 2, at)
+    with pytest.raises(KeyboardInterrupt):
+        steps._verify(batch, trees)
+    (paths,) = committed
+    assert paths == [[0, 1]] * at + [[0]] * (2 - at)
