@@ -74,8 +74,7 @@ _NAMES = {  # by module
     "api.many_prompts.generate_many": ("generate_many",),
     "api.many_prompts.result": ("ManyResult",),
     "cache.prefix_cache": ("PrefixCache",),
-    "common.observer": ("DraftedNode", "SourceVote", "SpecStep"),
-    "common.stats": ("CallPlan", "SpecOutput", "SpecStats"),
+    "common.stats": ("CallPlan", "DraftedNode", "SourceVote", "SpecOutput", "SpecStats", "SpecStep"),
     "common.tree": ("DraftTree", "TreeBuilder"),
     "engine.sampling.grammar": ("grammar",),
     "engine.sampling.per_row": ("PerRow",),
@@ -102,8 +101,7 @@ if TYPE_CHECKING:
     from hf_specdec.api.many_prompts.generate_many import generate_many
     from hf_specdec.api.many_prompts.result import ManyResult
     from hf_specdec.cache.prefix_cache import PrefixCache
-    from hf_specdec.common.observer import DraftedNode, SourceVote, SpecStep
-    from hf_specdec.common.stats import CallPlan, SpecOutput, SpecStats
+    from hf_specdec.common.stats import CallPlan, DraftedNode, SourceVote, SpecOutput, SpecStats, SpecStep
     from hf_specdec.common.tree import DraftTree, TreeBuilder
     from hf_specdec.engine.sampling.grammar import grammar
     from hf_specdec.engine.sampling.per_row import PerRow

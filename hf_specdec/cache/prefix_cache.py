@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.cache.state_layer import StateLayer
+from hf_specdec.compat.caches import contents
 from hf_specdec.compat.modules import saved_weights, write_count
 from hf_specdec.errors import ConfigError
 

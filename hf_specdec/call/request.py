@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
-from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStep
 from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.fingerprint import Fingerprint, fingerprint

@@ -5,7 +5,7 @@ Knows nothing of models.
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -152,3 +152,16 @@ def replaced_attributes(layer: Any) -> tuple[str, ...]:
     update = getattr(type(layer), "update", None)
     replaces = update in (DynamicLayer.update, DynamicSlidingWindowLayer.update)
     return ("keys", "values") if replaces else ()
+
+
+def contents(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a cache, its layers and their lists and dictionaries, in the order of its attributes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from contents(item)
+    elif isinstance(value, dict):
+        yield from contents(list(value.values()))
+    elif holds_states(value):
+        yield from contents(vars(value))

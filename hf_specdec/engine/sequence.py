@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_specdec.common.observer import DraftedNode
-from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.stats import DraftedNode, SpecStats
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.constraint import constrained
 from hf_specdec.engine.sampling.random_streams import SeparateDraws

@@ -18,8 +18,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-from hf_specdec.common.observer import SpecStep
-from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.stats import SpecStats, SpecStep
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.distributed.rank_sync import RankSync, rank_sync_of
 from hf_specdec.engine.batch import Batch

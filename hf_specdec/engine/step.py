@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hf_specdec.common.observer import SpecStep
-from hf_specdec.common.stats import SpecStats
+from hf_specdec.common.stats import SpecStats, SpecStep
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.cost.budget import Budget

@@ -4,7 +4,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from hf_specdec.cache.recurrent_state import StateCache, restore, saved
+from hf_specdec.cache.rollback import StateCache, restore, saved
 
 
 def filled() -> DynamicCache:

@@ -19,8 +19,7 @@ from transformers import GenerationMixin
 from transformers.utils import logging as transformers_logging
 
 import hf_specdec
-from hf_specdec.cache.recurrent_state import contents
-from hf_specdec.compat.caches import CACHE
+from hf_specdec.compat.caches import CACHE, contents
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, all_models, inputs, varied
 

@@ -7,8 +7,7 @@ import torch
 from transformers import JambaForCausalLM
 
 import hf_specdec
-from hf_specdec.cache.recurrent_state import contents
-from hf_specdec.compat.caches import CACHE
+from hf_specdec.compat.caches import CACHE, contents
 from tests.helpers.support import DRAFTS, PROMPT, plain
 from tests.helpers.zoo_wide import build, inputs, shrunk
 

@@ -11,10 +11,10 @@ import torch
 from transformers import GenerationConfig
 
 import hf_specdec
-from hf_specdec.cache.recurrent_state import contents
 from hf_specdec.cache.state_layer import Columns
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.compat import state_layers
+from hf_specdec.compat.caches import contents
 from hf_specdec.forward.capabilities.reference import arguments, reference
 from hf_specdec.forward.model_runner import ModelRunner
 from hf_specdec.forward.text_rows import TokenBuffer, TreeLayout

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hf_specdec.common.observer import SourceVote
+from hf_specdec.common.stats import SourceVote
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
 from hf_specdec.methods.auto.search import (

@@ -9,8 +9,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 from hf_specdec.methods.eagle3.network import load_head
 from hf_specdec.tools.train import HeadReport
-from hf_specdec.tools.train.batches import Texts, collated
-from hf_specdec.tools.train.examples import Example
+from hf_specdec.tools.train.examples import Example, Texts, collated
 from hf_specdec.tools.train.rollout import HeadRollout
 from hf_specdec.tools.train.writing import read_texts
 from tests.helpers.heads import random_head

@@ -12,8 +12,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.cache.recurrent_state import contents
-from hf_specdec.compat.caches import cache_name
+from hf_specdec.compat.caches import cache_name, contents
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.generation import Encoded, attends_only, fresh_cache, own_positions, prefill, updated_kwargs
 from hf_specdec.compat.models import max_positions, takes_position_ids, text_config

@@ -9,12 +9,11 @@ Knows neither clocks nor models.
 import math
 from collections.abc import Sequence
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.draft_source import DraftSource
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NUM_KEPT, NUM_LIKELIEST
-from hf_specdec.methods.auto.search import Likeliest, NoiseRow, Search, Sources
+from hf_specdec.methods.auto.search import DraftSource, Likeliest, NoiseRow, Search, Sources
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, RoundDrafter
 from hf_specdec.methods.common.drafter import DraftCost, DraftRequest, DraftResult

@@ -3,8 +3,8 @@
 A search reads, from long contexts to short ones: where the context stood before in this text and in earlier ones, and
 the target's recycled logits after the last three, two and one tokens; where there are none, the text's commonest
 tokens; what was likely in the place of the last token, since words that were left out often follow; and what a draft
-model says, where it has been asked. Nodes are numbered as they are first drafted; the root is 0. The compiled core
-searches. Knows neither clocks nor models.
+model says, which has the target's tokenizer, where it has been asked. Nodes are numbered as they are first drafted; the
+root is 0. The compiled core searches. Knows neither clocks nor models.
 """
 
 import math
@@ -12,14 +12,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
+import torch
 
-from hf_specdec.common.observer import SourceVote
-from hf_specdec.common.tree import ANY_DEPTH, DraftTree
+from hf_specdec.common.stats import SourceVote
+from hf_specdec.common.tree import ANY_DEPTH, DraftTree, TreeBuilder
 from hf_specdec.kernels import native
-from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, Entry
+from hf_specdec.methods.auto.recycled_logits import FLOOR, MAX_KEY, NUM_LIKELIEST, Entry, best_tokens, entries_of
 from hf_specdec.methods.auto.spec_memory import SpecMemory
+from hf_specdec.methods.common.draft_scorer import DraftScorer
 from hf_specdec.methods.common.ngrams import NgramIndex
+from hf_specdec.methods.common.node_logits import NodeLogits, read_tensors
+from hf_specdec.methods.common.sampling import DrawNoise, LogitsProcessorFn, coupled, process_rows
 
 NoiseRow = npt.NDArray[Any]  # (vocab_size,) fp32 of one draw, see `methods/common/sampling.py`
 Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says, by its place
@@ -164,3 +169,80 @@ class Search:
     def follow(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Learn every token that the text went on with, down the verified `tree`."""
         self._search.follow(tree.tokens, tree.parents, accepted)
+
+
+UNLIKELIEST = -7.0  # evidence of tokens that are drawn all the same, where the noise of their draw is small
+WIDTH = 10  # nodes scored by one forward of the draft model, at most
+
+
+class DraftSource:
+    """A draft model with the target's tokenizer.
+
+    Args:
+        scorer: the draft model with one row's text.
+        logits_processor: the call's logits processors for the draft, when sampling.
+    """
+
+    def __init__(self, scorer: DraftScorer, logits_processor: LogitsProcessorFn | None = None) -> None:
+        self.scorer, self.logits_processor = scorer, logits_processor
+        self.start([0])
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Start a text."""
+        self.scorer.begin(prompt_ids)
+
+    def start(self, text: Sequence[int], noise: DrawNoise | None = None, max_depth: int = ANY_DEPTH) -> None:
+        """A step begins after `text`, with the noise of the draws to come where that is known.
+
+        Args:
+            max_depth: of the search; nodes that deep are not asked about, as none can follow them.
+        """
+        self._text, self._noise, self._request = text, noise, TreeBuilder(text[-1])
+        self._max_depth = max_depth
+        self._tree = DraftTree.chain(text[-1])  # what was requested last
+        self._places: dict[int, int] = {}  # in the request, of the nodes that are in it
+        self._wanted: list[int] = []
+
+    def request(self, search: Search, likeliest: Likeliest) -> DraftTree | None:
+        """Nodes that the draft model's next forward scores: the likeliest that it can and has not; `None` for none."""
+        scored = self._places
+        with_depths = zip(likeliest.nodes, likeliest.depths, strict=True)
+        new = [node for node, depth in with_depths if node not in scored and depth < self._max_depth]
+        wanted = [node for node in new if not node or search.parent(node) in scored]
+        if not self.scorer.takes_trees and scored:
+            last = next(reversed(scored))
+            wanted = [node for node in wanted if search.parent(node) == last][:1]
+        self._wanted = wanted[:WIDTH]
+        if not wanted:
+            return None
+        for node in self._wanted:
+            scored[node] = self._request.add(scored[search.parent(node)], search.token(node)) if node else 0
+        self._tree = self._request.build()
+        return self._tree
+
+    def read(self, search: Search, rows: NodeLogits) -> None:
+        """Tell the search what the draft model's logits say of the nodes that were requested last."""
+        entries = best_tokens(rows) if self.logits_processor is None else self._drawn(rows.logits)
+        for node, entry in zip(self._wanted, entries, strict=False):
+            search.score(node, entry)
+
+    def keep(self, tree: DraftTree, accepted: Sequence[int]) -> None:
+        """The text goes on with `accepted`, after `tree` was verified."""
+        self.scorer.keep(tree, accepted)
+
+    def _drawn(self, rows: torch.Tensor) -> Sequence[Entry]:
+        """The tokens that the draws to come most likely choose, with the probabilities that they are chosen from."""
+        assert self.logits_processor is not None
+        tree, places = self._tree, [self._places[node] for node in self._wanted]
+        depths = [tree.depths[place] for place in places]
+
+        def path_of(number: int) -> list[int]:
+            return [tree.tokens[place] for place in tree.path(places[number])[1:]]
+
+        scores = process_rows(self.logits_processor, rows, depths, self._text, path_of)
+        if self._noise is None:
+            return best_tokens(NodeLogits(scores))
+        log_probs = scores.log_softmax(dim=-1, dtype=torch.float32)
+        chosen = coupled(scores, depths, self._noise).topk(min(NUM_LIKELIEST, rows.shape[-1]), dim=-1).indices
+        tokens, chosen_log_probs = read_tensors((chosen, log_probs.gather(-1, chosen)))
+        return entries_of(tokens.astype(np.int64), chosen_log_probs, floor=UNLIKELIEST)

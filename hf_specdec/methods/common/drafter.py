@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers.generation import CandidateGenerator
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import ANY_DEPTH, DraftTree
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.node_logits import Array, NodeLogits

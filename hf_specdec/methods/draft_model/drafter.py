@@ -11,14 +11,21 @@ from dataclasses import replace
 
 import torch
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, NoForward, RoundDrafter
 from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.common.node_logits import NodeLogits
 from hf_specdec.methods.common.sampling import LogitsProcessorFn, coupled, process_rows
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts, GainCurve
-from hf_specdec.methods.draft_model.candidates import Candidate, Growth, depth_first, drawn_child, likeliest_children
+from hf_specdec.methods.draft_model.candidates import (
+    AcceptanceCounts,
+    Candidate,
+    GainCurve,
+    Growth,
+    depth_first,
+    drawn_child,
+    likeliest_children,
+)
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 
 WIDTH = 10  # nodes scored by one forward of the draft, at most

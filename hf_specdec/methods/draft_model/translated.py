@@ -6,13 +6,12 @@ drafter = TranslatedDrafter(DraftModelConfig(draft_len=4), scorer, Translation(t
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.draft_scorer import DraftRound, DraftScorer, at_common_width
 from hf_specdec.methods.common.drafter import TOKEN_COST, DraftRequest, DraftResult
 from hf_specdec.methods.common.translation import Translation
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
-from hf_specdec.methods.draft_model.candidates import Growth
+from hf_specdec.methods.draft_model.candidates import AcceptanceCounts, Growth
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 

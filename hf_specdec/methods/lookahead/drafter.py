@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import DraftTree, ExtraTokens, TreeBuilder
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.node_logits import NodeLogits

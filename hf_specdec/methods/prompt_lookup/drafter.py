@@ -8,7 +8,7 @@ Source: https://github.com/apoorvumang/prompt-lookup-decoding; names and default
 import math
 from collections.abc import Callable, Sequence
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.drafter import TOKEN_COST, BaseDrafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.ngrams import NgramIndex, NgramPool

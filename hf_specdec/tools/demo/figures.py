@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStep
 from hf_specdec.tools.bench.table import check_pandas
 from hf_specdec.tools.demo.record import Lane
 

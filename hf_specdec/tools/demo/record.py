@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStep
 from hf_specdec.tools.bench.measure import digest_of
 from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
 from hf_specdec.tools.bench.table import OVERALL, speed_table

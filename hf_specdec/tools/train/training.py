@@ -31,9 +31,8 @@ from hf_specdec.compat.models import generation_model, text_config
 from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.eagle3.network import Eagle3Head, save_head
-from hf_specdec.tools.train.batches import Texts, collated, in_batches, measured
 from hf_specdec.tools.train.config import HeadTraining
-from hf_specdec.tools.train.examples import Entry, Example, ExampleReader, Item
+from hf_specdec.tools.train.examples import Entry, Example, ExampleReader, Item, Texts, collated, in_batches, measured
 from hf_specdec.tools.train.new_head import chosen_layers, new_head
 from hf_specdec.tools.train.rollout import HeadRollout
 from hf_specdec.tools.train.writing import write_texts

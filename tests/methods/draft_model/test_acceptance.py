@@ -11,7 +11,7 @@ import torch
 
 from hf_specdec.methods.common.entry import DrafterContext, MethodState
 from hf_specdec.methods.common.ngrams import NgramPool
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.candidates import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from hf_specdec.methods.draft_model.method import METHOD

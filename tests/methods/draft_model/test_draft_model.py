@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.draft_scorer import at_common_width
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.candidates import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.drafts import Table, TableScorer, drafted_by, learned, random_table

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.candidates import AcceptanceCounts
 from hf_specdec.methods.draft_model.drafter import DraftModelDrafter
 from tests.helpers.drafts import Table, drafted_by, random_table
 from tests.methods.draft_model.test_draft_model import ALWAYS, SIZE, drafter_of, requests_of

@@ -8,7 +8,7 @@ from hf_specdec.common.tree import DraftTree
 from hf_specdec.engine.verify import verify_tree
 from hf_specdec.methods.common.drafter import DraftRequest, DraftResult
 from hf_specdec.methods.common.translation import Translation
-from hf_specdec.methods.draft_model.acceptance import AcceptanceCounts
+from hf_specdec.methods.draft_model.candidates import AcceptanceCounts
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.draft_model.translated import TranslatedDrafter
 from tests.helpers.drafts import TableScorer

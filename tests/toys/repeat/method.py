@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from hf_specdec.common.observer import DraftedNode
+from hf_specdec.common.stats import DraftedNode
 from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.common.config import SpecConfig, check_positive
 from hf_specdec.methods.common.drafter import BaseDrafter, DraftRequest, DraftResult

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hf_specdec.common.observer import SourceVote, SpecStep
+from hf_specdec.common.stats import SourceVote, SpecStep
 from hf_specdec.errors import counted
 from hf_specdec.methods.lookahead.drafter import LookaheadView
 from hf_specdec.tools.demo.draw.markup import escaped, one_line, source_class, source_of

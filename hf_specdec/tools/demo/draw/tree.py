@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hf_specdec.common.observer import SpecStep
+from hf_specdec.common.stats import SpecStep
 from hf_specdec.errors import counted
 from hf_specdec.tools.demo.draw.markup import one_line, source_class, source_of
 from hf_specdec.tools.demo.record import Words
