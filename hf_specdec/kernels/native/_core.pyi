@@ -112,6 +112,7 @@ def replay(
 def same_values(groups: tuple[dict[Any, Any], ...], values: tuple[object, ...], skipped: type[object], /) -> bool:
     """Returns whether the dictionaries hold these objects, in this order; those of the class `skipped` do not count."""
 
+def exponential(uniform: int, out: int, count: int, /) -> None: ...
 def rms_norm(tokens: int, weights: int, out: int, count: int, size: int, epsilon: float, kind: int, /) -> None: ...
 
 class Search:

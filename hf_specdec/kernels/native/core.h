@@ -1,6 +1,6 @@
-/* What the files of the compiled core share. Every function but `attention`, `linear` and `recur` holds the interpreter's
- * lock from start to end, so what it reads and writes in the arrays that Python hands over is never seen half done; no buffer
- * outlives a call. */
+/* What the files of the compiled core share. Every function but `attention`, `exponential`, `linear` and `recur` holds the
+ * interpreter's lock from start to end, so what it reads and writes in the arrays that Python hands over is never seen half
+ * done; no buffer outlives a call. */
 
 #ifndef HF_SPECDEC_CORE_H
 #define HF_SPECDEC_CORE_H
@@ -55,6 +55,7 @@ int64_t table_find(const Table *table, int64_t key);
 
 PyObject *core_attention(PyObject *module, PyObject *args);
 PyObject *core_linear(PyObject *module, PyObject *args);
+PyObject *core_exponential(PyObject *module, PyObject *args);
 PyObject *core_huge_pages(PyObject *module, PyObject *args);
 PyObject *core_link(PyObject *module, PyObject *args);
 PyObject *core_packed_linear(PyObject *module, PyObject *args);

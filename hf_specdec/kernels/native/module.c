@@ -36,6 +36,7 @@ static PyMethodDef functions[] = {
     {"read_logits", core_read_logits, METH_VARARGS, NULL},
 #ifdef AVX2
     {"attention", core_attention, METH_VARARGS, NULL},
+    {"exponential", core_exponential, METH_VARARGS, NULL},
     {"linear", core_linear, METH_VARARGS, NULL},
     {"packed_linear", core_packed_linear, METH_VARARGS, NULL},
     {"packed_rows", core_packed_rows, METH_VARARGS, NULL},

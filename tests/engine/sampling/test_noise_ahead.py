@@ -1,8 +1,11 @@
 """Noise that is made ahead is what `torch.multinomial` divides by, and what it leaves behind."""
 
+import math
+
 import pytest
 import torch
 
+from hf_specdec.engine.sampling import noise_ahead
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from tests.helpers.devices import emulate
@@ -44,6 +47,28 @@ def test_draws_are_multinomials_and_leave_the_stream_where_those_do() -> None:
     for row in ROWS:
         torch.multinomial(row, 1, generator=expected)
     assert torch.equal(noise._stream.state, expected.get_state())
+
+
+@pytest.mark.skipif(not noise_ahead._core_computes_the_same(), reason="the core has no kernels here")
+@pytest.mark.parametrize("size", [1, 3, 4, 50_257])
+def test_the_core_gives_torchs_numbers(size: int) -> None:
+    """Bit by bit, and leaves the generator where torch does."""
+    for seed in range(8):
+        first, second = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+        expected = torch.empty(size).exponential_(generator=first)
+        assert torch.equal(noise_ahead._exponential(torch.empty(size), second), expected)
+        assert torch.equal(first.get_state(), second.get_state())
+
+
+@pytest.mark.skipif(not noise_ahead._core_computes_the_same(), reason="the core has no kernels here")
+def test_the_core_gives_torchs_numbers_at_the_edges() -> None:
+    """Of the least and the greatest uniform numbers, and of those whose results lie between two floats."""
+    uniform = torch.tensor([0.0, 2.0**-53, 0.5, 1 - 2.0**-53, 2.0**-30, 0.25, 1 - 2.0**-30, 0.75], dtype=torch.float64)
+    result = torch.empty(len(uniform))
+    noise_ahead.core.exponential(uniform.data_ptr(), result.data_ptr(), len(uniform))
+    expected = [-math.log1p(-number) for number in uniform.tolist()]
+    assert torch.equal(result, torch.tensor(expected, dtype=torch.float64).float())
+    assert not torch.signbit(result).any(), "a probability over -0 would never be drawn"
 
 
 def test_rows_go_on_where_draws_were_made_without_them() -> None:
