@@ -8,7 +8,18 @@ import pytest
 import torch
 
 import hf_specdec
-from tests.helpers.support import IDS, MASK, METHODS, PADDED, PROMPT, assert_same_batch, method_of, noisy_copy, plain
+from tests.helpers.support import (
+    IDS,
+    MASK,
+    METHODS,
+    PADDED,
+    PROMPT,
+    assert_same_batch,
+    assert_same_tensors,
+    method_of,
+    noisy_copy,
+    plain,
+)
 from tests.helpers.zoo import FAMILIES, VOCAB_SIZE, build
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -33,6 +44,13 @@ SETTINGS: dict[str, Settings] = {
     },
     "no time": lambda new: {"max_time": 1e-9, "eos_token_id": new[0][9]},
     "prompts read in chunks": lambda new: {"prefill_chunk_size": 7, "eos_token_id": new[0][4]},
+    "no row ends early": lambda _: {},
+    "a processor sees the padding": lambda new: {
+        "eos_token_id": new[0][4],
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 3,
+    },
+    "a long rest": lambda new: {"eos_token_id": new[0][2], "max_new_tokens": 40},
 }
 MASKS = {
     "padded on the right": MASK.flip(1),
@@ -55,7 +73,7 @@ def families(zoo: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any, list[
 @pytest.mark.at_most(8)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["llama", "gpt_neo"])
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
 def test_every_setting_gives_plain_generates_rows(
     families: Callable[[str], Any], family: str, method: str, setting: str
 ) -> None:
@@ -72,6 +90,17 @@ def test_masks_of_any_shape_are_respected(families: Callable[[str], Any], family
     model, draft, new = families(family)
     options = OPTIONS | {"attention_mask": MASKS[mask], "eos_token_id": new[0][4]}
     assert_same_batch(model, method_of(method, draft), IDS, **options)
+
+
+@pytest.mark.parametrize("shown", ["scores", "logits", "hidden_states"])
+def test_what_a_batch_shows_of_each_token_is_decoded_plainly(families: Callable[[str], Any], shown: str) -> None:
+    model, _, new = families("llama")
+    call = OPTIONS | {"attention_mask": MASK, "return_dict_in_generate": True, f"output_{shown}": True}
+    call["eos_token_id"] = new[0][2]
+    expected, ours = plain(model, PADDED, **call), model.generate(PADDED, **call, spec_method="auto")
+    assert f"output_{shown}" in ours.spec_stats.plain_reason
+    assert ours.sequences.tolist() == expected.sequences.tolist()
+    assert_same_tensors(getattr(ours, shown), getattr(expected, shown))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -56,6 +56,12 @@ def test_a_call_without_a_cache_is_plain_generates(model: Any, method: str) -> N
     assert "use_cache=False" in ours.stats.plain_reason
 
 
+def test_what_is_shown_keeps_no_whole_steps_in_memory(model: Any, draft: Draft) -> None:
+    _, ours = both(model, lambda: {"output_scores": True, "output_logits": True}, draft)
+    shown = [*ours.output.scores, *ours.output.logits]
+    assert all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in shown)
+
+
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "deepseek_v4"])
 def test_several_streams_of_hidden_states_are_given_for_each_token(draft: Draft, model_type: str) -> None:
     """Gemma 3n's are `(streams, batch, length, hidden_size)`, DeepSeek-V4's `(batch, length, streams, hidden_size)`."""
