@@ -23,7 +23,6 @@ import pytest
 from tests.faults import MUTANTS, NEAREST, OTHERS, Mutant
 
 __all__ = ["first_failure", "main"]
-
 ROOT = Path(__file__).parents[1]
 COPIED = ("hf_specdec", "tests", "docs", "demos", "pyproject.toml")
 UNSEEN, WIDTH = "NOT SEEN", 50

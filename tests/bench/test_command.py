@@ -12,7 +12,6 @@ from tests.bench.test_run import interrupt_after
 from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
-
 SHORT = ("--limit", "2", "--max-new-tokens", "4", "--rounds", "1", "--row", "auto", "--device", "cpu")
 ROWS = ["transformers generate", "plain, same kernels", "auto"]
 

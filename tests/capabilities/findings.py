@@ -24,7 +24,6 @@ from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter
 from tests.helpers.zoo_wide import NEW_TOKENS, all_models, inputs, varied
 
 __all__ = ["PAGE", "Finding", "Unbuilt", "examine", "listed", "page"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 SETTINGS: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "return_dict_in_generate": True}
 SECONDS = 120  # for one model

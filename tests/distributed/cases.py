@@ -16,7 +16,6 @@ from tests.helpers.mtp import random_mtp_head
 from tests.helpers.support import MASK, PADDED, PROMPT
 
 __all__ = ["GRID", "HEADS", "ODD", "arguments", "seed_of"]
-
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
     "lookahead": {"spec_method": "lookahead", "spec_config": [4, 3, 5]},

@@ -15,7 +15,6 @@ import traceback
 from pathlib import Path
 
 __all__ = ["main"]
-
 NUM_PROCESSES, MOST_SECONDS = 2, 570.0
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 __all__ = ["launch", "launch_forked"]
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -51,8 +51,6 @@ def test_a_device_that_is_not_there_is_an_error_that_lists_what_there_is(devices
 
 
 PATH = hf_specdec.embedded.path("target")
-
-
 LOADERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "model": ("device_map", lambda device: hf_specdec.AutoModelForCausalLM.from_pretrained(PATH, device_map=device)),
     "parts": (

@@ -62,16 +62,6 @@ def test_what_is_seen_moves_the_curve_towards_it() -> None:
     assert curve.seconds_of_one == pytest.approx(0.01, rel=0.03)
 
 
-def test_a_machine_that_turns_slow_costs_more_by_the_token_not_by_the_shape() -> None:
-    curve = linear(0.1)
-    curve.observe(1, 0.01)
-    for _ in range(100):
-        curve.observe(1, 0.03)
-        curve.observe(8, 0.03 * 1.7)
-    assert curve.seconds_of_one == pytest.approx(0.03, rel=0.1)
-    assert curve.ratio(8) == pytest.approx(1.7, rel=0.15)
-
-
 def test_a_step_that_was_disturbed_counts_as_twice_as_long_at_most() -> None:
     disturbed, twice = linear(), linear()
     for curve, seconds in ((disturbed, 100.0), (twice, 2 * 0.01 * linear().ratio(8))):

@@ -16,7 +16,6 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FAMILIES, build
 
 pytestmark = pytest.mark.each_value_in_file
-
 LOOKAHEAD = LookaheadConfig(window_size=4, ngram_size=4, verification_set_size=4)
 TOLERANCE = 1e-4
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 __all__ = ["IN_FILE", "cover", "mark_wide", "spread", "wide_but"]
-
 Cell = Mapping[str, str]
 IN_FILE = "each_value_in_file"
 LEFT_OUT = ("wide", "slow", "gpu", "extras", "browser")

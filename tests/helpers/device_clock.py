@@ -31,7 +31,6 @@ from tests.helpers.graphs import on_cpu
 from tests.helpers.operations import VIEWS
 
 __all__ = ["DeviceClock", "Steps", "measure_steps"]
-
 LAUNCH, KERNEL, TRANSFER = 6e-6, 4e-6, 12e-6  # seconds: of the host and of the device for a small operation, of a copy
 CALL = 0.3e-3  # of the host for a compiled forward of 32 layers: 0.2 of it around the graph, on one core of an AMD EPYC
 FREE = VIEWS | {"empty", "empty_strided", "new_empty", "_to_copy", "_unsafe_view", "as_strided"}  # launch nothing

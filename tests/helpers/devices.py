@@ -29,8 +29,6 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
-
-
 STATIC = [name for name in TREES if name != "falcon"]  # transformers' own fails there
 
 
@@ -62,11 +60,7 @@ class DeviceBatch(Batch):
 
 
 NAME = "privateuseone"  # torch's name for devices that others add; without a name of its own it is no accelerator
-
-
 DEVICE = torch.device(NAME, 0)
-
-
 CROSSING = {"copy_", "_to_copy"}
 
 
@@ -76,11 +70,7 @@ INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl
 
 # The size of the result, or what the host does next, depends on values.
 READERS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim"}
-
-
 CONSTRUCTORS = {torch.tensor, torch.as_tensor, torch.asarray}
-
-
 _registered: list[bool] = []
 
 

@@ -10,7 +10,6 @@ from hf_specdec.cache.spec_layer import SpecLayer
 from hf_specdec.cache.static_cache import StaticSpecCache
 
 __all__ = ["METHODS", "STATIC", "LendingCompiler", "Recorder", "counting", "on_cpu"]
-
 STATIC: dict[str, Any] = {"cache_implementation": "static", "do_sample": False}
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup", "spec_config": {"max_draft_len": 6}},

@@ -10,8 +10,6 @@ from hf_specdec.methods.common.layer_head import layer_values
 from hf_specdec.methods.dflash.network import DFlashHead, DFlashHeadConfig
 
 MASK_TOKEN = 127
-
-
 SLIDING = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 
 

@@ -54,26 +54,16 @@ def random_head(target: Any, *, seed: int = 5, layer_class: Any = LlamaConfig, *
 
 
 QWEN3 = Qwen3Config
-
-
 Zoo = Callable[[str], Any]
-
-
 SHAPES = {"chain": {"num_branches": 1, "draft_len": 5}, "tree": {"num_branches": 3, "draft_len": 4, "max_nodes": 9}}
-
-
 INPUTS: dict[str, dict[str, Any]] = {
     "one prompt": {"input_ids": PROMPT},
     "padded batch": {"input_ids": PADDED, "attention_mask": MASK},
 }
-
-
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 30},
 }
-
-
 CACHES: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "static": {"cache_implementation": "static", "disable_compile": True},
@@ -112,8 +102,6 @@ EAGLE3: dict[str, dict[str, Any]] = {
     "two layers": {"num_hidden_layers": 2},
     "sliding": {"layer_class": QWEN3, "sliding_window": 6},
 }
-
-
 CASES: dict[str, HeadCase] = {
     **{
         f"eagle3, {name}": HeadCase("eagle3", _of_zoo("llama"), partial(random_head, **flags))

@@ -15,7 +15,6 @@ from hf_specdec.forward.capabilities import findings
 from hf_specdec.kernels.layers import counted
 
 __all__ = ["run_once"]
-
 DEVICES = ("cpu", "privateuseone")  # that of `EmulatedDevice`
 
 

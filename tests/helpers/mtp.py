@@ -14,7 +14,6 @@ from hf_specdec.methods.mtp.network import MtpHead
 from tests.helpers.zoo import DECODER, LATENT, WINDOW
 
 __all__ = ["TARGETS", "build_target", "fitted_mtp", "random_mtp", "random_mtp_head", "save_checkpoint"]
-
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "n_routed_experts": 4,

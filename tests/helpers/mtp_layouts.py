@@ -22,7 +22,6 @@ import hf_specdec
 from tests.helpers.zoo_wide import build, shrunk
 
 __all__ = ["LAYOUTS", "Layout", "Saved", "announcing", "reference_logits"]
-
 ONE_NECK = {
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",

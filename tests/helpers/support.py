@@ -41,11 +41,7 @@ DRAFTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "oracle": lambda expected: {"spec_method": lambda: OracleDrafter(expected)},
     "random_trees": lambda expected: {"spec_method": lambda: RandomTreeDrafter(expected)},
 }
-
-
 TREE_DRAFTS = {"lookahead"}  # an error on a model that verifies chains only
-
-
 CHAIN_DRAFTS = [name for name in DRAFTS if name not in TREE_DRAFTS]
 
 
@@ -227,14 +223,8 @@ def count_forwards(model: PreTrainedModel) -> Iterator[ForwardCount]:
 
 
 IDS = torch.stack([PROMPT[0].roll(3 * row) for row in range(3)])
-
-
 MASK = (torch.arange(IDS.shape[1])[None] >= torch.tensor([0, 4, 9])[:, None]).long()
-
-
 PADDED = IDS * MASK
-
-
 METHODS: dict[str, dict[str, Any]] = {
     "prompt_lookup": {"spec_method": "prompt_lookup"},
     "lookahead": {"spec_method": "lookahead", "lookahead_config": [4, 3, 5]},

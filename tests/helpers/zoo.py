@@ -14,7 +14,6 @@ import torch
 import transformers as tf
 
 __all__ = ["FALLBACK", "FAMILIES", "QUICK", "VOCAB_SIZE", "WINDOW", "Family", "build"]
-
 VOCAB_SIZE = 128
 WINDOW = 16
 BASE: dict[str, Any] = {
@@ -157,7 +156,6 @@ FAMILIES: dict[str, Family] = dict(
 
 # A plain decoder, positions in a table, a sliding window, position biases, a recurrent state, an encoder.
 QUICK = ("llama", "opt", "gemma3", "bloom", "qwen3_next", "t5")
-
 FALLBACK: dict[str, Family] = dict(
     (
         family(

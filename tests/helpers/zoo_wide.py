@@ -18,22 +18,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.helpers.support import PROMPT
 
 VOCAB_SIZE, POSITIONS, NEW_TOKENS = 128, 512, 24
-
-
 VARIED = 8  # different tokens that make a text worth comparing
-
-
 KINDS = {
     "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING,
     "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     "image": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     "speech": auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
 }
-
-
 AS_IT_IS = 1 << 30
-
-
 SIZES = [
     (re.compile(pattern), size)
     for pattern, size in (
@@ -53,20 +45,10 @@ SIZES = [
         (r"mamba_d_state|ssm_state_size|state_size", 8),
     )
 ]
-
-
 LENGTHS = re.compile(r"max_(\w+_)?positions?(_embeddings)?|n_positions|n_ctx|max_seq_len|.*position_embeddings")
-
-
 TOKENS = re.compile(r"(\w+_)?(token|start|end|bos|eos|pad|sep|cls|eoi|boi|boa|eoa|image|unk|mask|patch)\w*_(id|index)")
-
-
 LAYERS = re.compile(r"(num_|n_)?(\w+_)?layers?|depth")
-
-
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
-
-
 NOT_MADE_AGAIN = ("transformers_version", "architectures", "model_type")
 
 
@@ -216,34 +198,18 @@ def _features(model: Any, name: str, rows: int) -> torch.Tensor:
 
 
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32}
-
-
 INDEX = {"index_n_heads": 32, "index_head_dim": 16}  # fewer heads would select among equal scores
-
-
 START = {"decoder_start_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-
-
 DECODER = {"is_decoder": True}
-
-
 HEADS = {"head_dim": 16}
-
-
 MROPE = {"text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}}}
-
-
 CROSS = {"is_decoder": True, "add_cross_attention": True}
-
-
 BOTH_ROPES = {
     "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     }
 }
-
-
 COMPRESSED = {
     "indexer_n_heads": 32,
     "indexer_kv_heads": 1,
@@ -251,17 +217,11 @@ COMPRESSED = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 4,
 }
-
-
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
-
-
 DECODERS = (
     "bert bert-generation camembert data2vec-text electra ernie megatron-bert rembert roberta roberta-prelayernorm "
     "roc_bert roformer xlm-roberta xlm-roberta-xl"
 )
-
-
 OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(DECODERS.split(), DECODER),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop"), START),

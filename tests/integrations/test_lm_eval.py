@@ -14,7 +14,6 @@ from tests.helpers.tokenizers import save_foreign_draft
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]  # the harness warns on its own
 lm_eval = pytest.importorskip("lm_eval")
-
 GENERATE = """\
 task: {name}
 dataset_path: json

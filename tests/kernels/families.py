@@ -17,7 +17,6 @@ from tests.helpers.attention import strict_attention
 from tests.helpers.zoo import BASE, DECODER, EXPERTS, FAMILIES, MIXED, SEQ2SEQ, Family, build
 
 __all__ = ["OFFERED", "REFUSED", "STRICT", "UNKNOWN", "WITHOUT_KERNEL", "family_model", "implementation", "padded"]
-
 WIDE = {"hidden_size": 64, "head_dim": 16}  # heads that half precision takes too
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MORE = {

@@ -12,7 +12,6 @@ from hf_specdec.kernels.cpu_kernels import FewTokenLayers
 from tests.helpers.support import PROMPT, plain
 
 __all__ = ["draw", "has_core", "inside", "layer", "sizes", "tokens", "transposed", "writes_plains_text"]
-
 has_core = pytest.mark.skipif(
     cpu.core is None or not cpu.core.has_kernels(), reason="no compiled core, or a processor that it does not know"
 )

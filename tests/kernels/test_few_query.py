@@ -16,7 +16,6 @@ from tests.kernels.layer_cases import has_core
 from tests.kernels.test_attention_function import arguments, layer_of
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-
 pytestmark = has_core
 
 

@@ -15,7 +15,6 @@ from tests.kernels.layer_cases import has_core, inside, layer, tokens, transpose
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
-
 pytestmark = has_core
 
 

@@ -18,7 +18,6 @@ from tests.helpers.zoo import FAMILIES, build
 from tests.kernels.families import family_model, implementation, padded
 
 pytestmark = pytest.mark.each_value_in_file
-
 GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 FLASH = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_oss", "mixtral", "opt", "bart"]
 
@@ -78,15 +77,6 @@ def test_chains_only_is_said_once_with_the_remedy(
     assert "'flash_attention_2' attention takes no mask of a tree" in said[0] and '"sdpa"' in said[0]
     with pytest.raises(UnsupportedModelError, match="lookahead.*flash_attention_2"), flash_attention(model):
         model.generate(PROMPT, **GREEDY, spec_method="lookahead")
-
-
-def test_a_change_of_attention_is_probed_anew() -> None:
-    model = family_model("llama")
-    tiers = [hf_specdec.capability(model).tier]
-    with flash_attention(model):
-        tiers.append(hf_specdec.capability(model).tier)
-    tiers.append(hf_specdec.capability(model).tier)
-    assert tiers == ["tree", "chain", "tree"]
 
 
 def registered(name: str, function: Callable[..., Any], mask: Callable[..., Any] | None) -> str:

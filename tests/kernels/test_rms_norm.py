@@ -16,7 +16,6 @@ from tests.kernels.layer_cases import has_core, inside, tokens
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Of a result, relative: sums of squares in another order; in halves those may round to the neighbouring number, twice.
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-
 pytestmark = has_core
 
 

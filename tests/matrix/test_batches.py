@@ -15,7 +15,6 @@ from tests.helpers.support import PROMPT, assert_same_cache, plain, speculative
 from tests.helpers.zoo import FALLBACK, FAMILIES
 
 pytestmark = pytest.mark.each_value_in_file
-
 TREES = [name for name, family in FAMILIES.items() if family.tier == "tree"]
 NEW_TOKENS = 24
 PADDING = (0, 3, 7, 1)

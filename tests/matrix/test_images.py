@@ -16,7 +16,6 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo_wide import varied
 
 pytestmark = pytest.mark.each_value_in_file
-
 GRIDS = ("glm4v", "qwen2_vl", "qwen3_5", "qwen3_vl")  # images in patches of a grid
 WHOLE = ("internvl", "paligemma")
 SETTINGS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}

@@ -10,7 +10,6 @@ from tests.helpers.support import PROMPT, plain
 from tests.helpers.zoo import FALLBACK, FAMILIES, WINDOW
 
 pytestmark = pytest.mark.each_value_in_file
-
 NAMES = [*FAMILIES, *FALLBACK]
 
 

@@ -39,8 +39,6 @@ PIECES = [
     "don't",
 ]
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=24).map("".join)
-
-
 SMALL, LARGE, MARKED, LETTERS = byte_level(SAMPLES, 260), byte_level(SAMPLES, 330), marked(SAMPLES, 420), characters()
 PAIRS = {"bytes": (LARGE, SMALL), "larger": (SMALL, LARGE), "marked": (SMALL, MARKED), "of marked": (MARKED, LARGE)}
 

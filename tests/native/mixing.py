@@ -27,13 +27,11 @@ __all__ = [
     "weighted_sums",
     "weights_of",
 ]
-
 RATE = 0.02  # of the weights' first steps; it falls with the root of what a kind has seen
 SEEN_AT_RATE = 200.0
 LONGEST_STEP = 2.0  # of a gradient's component, so that one odd token cannot turn the weights
 CLEAR = 0.002  # errors below it teach nothing
 MATCH_KINDS = (0, 1, 2, 3, 4, 4, 5)  # kind of a context by its longest match; longer ones are like the last
-
 Noise = tuple[Sequence[float], float]  # minus the logarithm of the noise of each candidate's draw; of all others'
 
 

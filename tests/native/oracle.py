@@ -47,9 +47,7 @@ from tests.native.mixing import (
 from tests.native.recycled import get, keys_of, longest
 
 __all__ = ["PythonSearch"]
-
 NUM_COMMON = 16  # commonest tokens looked at
-
 NUM_PLACES = 16  # newest occurrences of an n-gram looked at
 MAX_MATCH = 16  # tokens in front of a place compared
 COUNTED_MATCH = 8  # length as which the longest match counts at most, shorter ones less in proportion
@@ -59,7 +57,6 @@ OTHERS_NOISE, OTHERS_DRAFTED = 0.5, 2.0  # of all other tokens; where a draft na
 LEAST_NOISE = 1e-30
 NEVER_DRAWN = -1e4  # score of a token that no draw can choose
 FADE = 0.97  # of what was accepted and expected in this text, a token
-
 Match = tuple[Sequence[int], int, int]  # text, place in it, matching tokens in front of the place, at most MAX_MATCH
 
 

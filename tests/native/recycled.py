@@ -7,7 +7,6 @@ import numpy as np
 from hf_specdec.methods.auto.recycled_logits import MAX_KEY, NOTHING, NUM_KEPT, Entry, RecycledLogits, Rows, log_odds
 
 __all__ = ["TOKEN_BITS", "get", "key_of", "keys_of", "longest", "put", "put_nodes", "put_rows"]
-
 TOKEN_BITS = 21  # of a token in a key: three of them fill a whole number of 64 bits
 
 

@@ -93,12 +93,6 @@ def test_every_public_name_is_imported_when_it_is_used() -> None:
         hf_specdec.enabel  # noqa: B018
 
 
-@pytest.mark.wide
-def test_a_process_that_has_imported_nothing_gets_every_name() -> None:
-    names = run_python("from hf_specdec import *; print(sorted(name for name in dir() if not name.startswith('__')))")
-    assert names.strip() == str(sorted(name for name in hf_specdec.__all__ if not name.startswith("__")))
-
-
 def test_no_module_has_the_name_of_a_public_function() -> None:
     """Importing such a module would put it in the place of the function."""
     shadowed = [name for name in hf_specdec.__all__ if importlib.util.find_spec(f"hf_specdec.{name}") is not None]

@@ -13,7 +13,6 @@ from hf_specdec.engine.sampling.rejections import Rejections
 from tests.helpers.drafts import chi_square, critical_value, sample
 
 pytestmark = pytest.mark.each_value_in_file
-
 SIZE = 6
 
 

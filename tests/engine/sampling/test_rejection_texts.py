@@ -27,7 +27,6 @@ from tests.helpers.drafts import (
 )
 
 pytestmark = pytest.mark.each_value_in_file
-
 LogitsProcessorFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SIZE = 6
 

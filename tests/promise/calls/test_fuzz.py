@@ -23,7 +23,6 @@ NEW_TOKENS = 6
 UNTIMED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 OFTEN = settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=UNTIMED)
 SELDOM = settings(OFTEN, max_examples=15)
-
 NUMBERS = st.one_of(
     st.integers(-3, 12),
     st.sampled_from([0, 64, 4096, 4097, 10**9, 10**30, -(10**9), 1 << 63]),

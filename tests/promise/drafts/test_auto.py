@@ -32,7 +32,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2, kept state": ("mamba2", {}),
     "mamba2, sampled": ("mamba2", SAMPLED),
 }
-
 LEARNT = ("llama", "llama, sampled", "llama, batch of 3", "llama, static cache", "mamba2, sampled")
 
 

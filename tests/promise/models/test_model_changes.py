@@ -15,7 +15,6 @@ from tests.helpers.support import DRAFTS, MASK, METHODS, PADDED, PROMPT, method_
 from tests.helpers.zoo import FAMILIES, build
 
 pytestmark = pytest.mark.probes_anew
-
 CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BATCH: dict[str, Any] = {**CALL, "attention_mask": MASK}
 

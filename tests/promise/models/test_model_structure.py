@@ -11,9 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.compat.attention import rotary_modules, rotary_switch
 from hf_specdec.compat.fingerprint import fingerprint
-from hf_specdec.engine.model_state import state_of
 from tests.helpers.heads import random_head
 from tests.helpers.support import DRAFTS, PROMPT, noisy_copy, plain
 from tests.helpers.zoo import FAMILIES, build
@@ -143,22 +141,6 @@ def test_a_module_made_in_the_place_of_another_is_another() -> None:
         if id(model.lm_head) == address:
             return
     pytest.fail("no module was made at the address of the one before")
-
-
-def test_facts_are_kept_as_long_as_the_structure_stays() -> None:
-    model = build(FAMILIES["llama"])
-    state = state_of(model)
-    facts = state.facts_of(fingerprint(model))
-    assert rotary_switch(facts.of(rotary_modules, model)) is None
-    model.train()
-    assert state.facts_of(fingerprint(model)) is facts
-    model.eval()
-    twin = copy.deepcopy(model)
-    assert state_of(twin).facts_of(fingerprint(twin)) is not facts
-    model.model.rotary_emb.rope_type = "dynamic"
-    assert rotary_switch(facts.of(rotary_modules, model)) is not None
-    model.config.vocab_size += 1
-    assert state.facts_of(fingerprint(model)) is not facts
 
 
 def test_a_class_that_does_not_name_its_embeddings_generates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,11 @@ from tests.helpers.support import DRAFTS, IDS, PADDED, PROMPT
 from tests.helpers.zoo import FAMILIES, build
 
 peft = pytest.importorskip("peft")
-
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not supported"
 )
 CALL: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 KINDS = {"prefix tuning": peft.PrefixTuningConfig, "prompt tuning": peft.PromptTuningConfig}
-
-
 LOSES_TOKENS = Version(peft.__version__) < Version(MIN_PEFT_VERSION)
 
 

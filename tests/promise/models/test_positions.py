@@ -23,7 +23,6 @@ from tests.promise.conftest import Draft
 
 POSITIONS = 512
 LONG = PROMPT.repeat(1, 18)[:, : POSITIONS - 12]
-
 FAMILIES = ["llama", "gpt2", "opt"]  # the last two look positions up in a table, which has an end
 
 
