@@ -1,6 +1,6 @@
 """Starting processes of one tensor-parallel model.
 
-done = launch("-m", "hf_specdec", "generate", "x = 1", "--tp-plan", "auto")
+done = launch("my_script.py")
 """
 
 import os

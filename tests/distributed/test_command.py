@@ -1,9 +1,8 @@
-"""`--tp-plan auto`: the processes of a launch share a target, one of them speaks, and none outlives another."""
+"""Processes of a launch that share a target do not outlive one another; a command places its target."""
 
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,41 +11,6 @@ from tests.cli.conftest import Run
 from tests.distributed.launch import launch
 
 SHORT = ("--max-new-tokens", "12", "--dtype", "fp32", "--threads", "1")
-COMMAND = ("-m", "hf_specdec", "generate", "--model", "embedded", "--tp-plan", "auto", *SHORT)
-
-
-@pytest.mark.wide
-def test_one_process_speaks_and_says_what_one_process_alone_says(run: Run) -> None:
-    how = ("def main(argv=None):\n", "--do-sample", "--seed", "5", "--draft-model-config", "[4]", "--json")
-    done = launch(*COMMAND, *how)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ours, alone = json.loads(done.stdout), json.loads(run("generate", *how, *SHORT).stdout)
-    assert ours["token_ids"] == alone["token_ids"]
-
-
-@pytest.mark.wide
-def test_a_file_of_prompts_is_done_once(tmp_path: Path, run: Run) -> None:
-    """All processes go through all prompts; one of them writes."""
-    prompts, out, other = (tmp_path / name for name in ("prompts.jsonl", "out.jsonl", "alone.jsonl"))
-    prompts.write_text('"def a():"\n"import os"\n{"text": "class A:"}\n')
-    done = launch(*COMMAND, "--prompts-file", str(prompts), "--out", str(out))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "" and not list(tmp_path.glob("out-rank*"))
-    assert run("generate", *SHORT, "--prompts-file", str(prompts), "--out", str(other)).exit_code == 0
-    assert texts(out) == texts(other)
-
-
-def texts(path: Path) -> list[Any]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line["token_ids"] for line in sorted(lines, key=lambda line: int(line["index"]))]
-
-
-@pytest.mark.wide
-def test_a_mistake_ends_all_processes_with_its_hint() -> None:
-    done = launch(*COMMAND, "x", "--device-map", "auto")
-    assert done.returncode != 0
-    assert "`device_map` must be unset with tp_plan" in done.stderr
-    assert done.stdout == ""
 
 
 @pytest.mark.wide
@@ -72,20 +36,10 @@ model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, spe
     assert time.monotonic() - began < 200
 
 
-@pytest.mark.parametrize(
-    ("options", "field", "hint"),
-    [
-        (("--tp-plan", "auto"), "tp_plan", "torchrun --nproc-per-node 2"),
-        (("--device-map", "somewhere"), "device_map", "Name one of them"),
-    ],
-)
-def test_options_of_placement_that_do_not_go_together(
-    run: Run, options: tuple[str, ...], field: str, hint: str
-) -> None:
-    done = run("generate", "x = 1", *SHORT, *options)
+def test_a_device_map_that_is_none_is_named(run: Run) -> None:
+    done = run("generate", "x = 1", *SHORT, "--device-map", "somewhere")
     assert done.exit_code == 2
-    assert f"`{field}` must" in done.stderr
-    assert hint in done.stderr
+    assert "`device_map` must" in done.stderr and "Name one of them" in done.stderr
 
 
 @pytest.mark.wide

@@ -53,10 +53,3 @@ def test_every_method_gives_the_text_with_nothing_drafted(case: Any, results: li
 @pytest.mark.parametrize("case", ["prompts that differ", "an error in the second", "logits that differ"])
 def test_a_disagreement_is_an_error_in_both(case: str, results: list[dict[str, Any]]) -> None:
     assert all("error" in result[repr(case)] for result in results)
-
-
-def test_the_command_line_speaks_once() -> None:
-    short = ("--max-new-tokens", "12", "--dtype", "fp32", "--json")
-    done = launch("-m", "hf_specdec", "generate", "--model", "embedded", "--tp-plan", "auto", "def f(x):\n", *short)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout)["device"] == "cuda:0"

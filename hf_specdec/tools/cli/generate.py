@@ -57,7 +57,6 @@ def generate(
     ] = False,
     system: Annotated[str | None, typer.Option(help="With --chat: the system's message.")] = None,
     loading: LoadOptions,
-    tp_plan: Annotated[str | None, typer.Option(help="auto: share the target in a launch of torchrun.")] = None,
     method: MethodOptions,
     max_new_tokens: options.MaxNewTokens = 128,
     sampling: SamplingOptions,
@@ -84,13 +83,12 @@ def generate(
     from hf_specdec.tools.cli.prompts_file import generate_file
 
     text = None if many.prompts_file is not None else jobs.read_prompt(prompt)
-    device = processes.process_device() if many.prompts_file is not None and tp_plan is None else None
-    loaded, method_kwargs = load(loading, method, tp_plan=tp_plan, device=device)
+    device = processes.process_device() if many.prompts_file is not None else None
+    loaded, method_kwargs = load(loading, method, device=device)
     job = jobs.Job(loaded, method_kwargs, kwargs, seed)
-    with processes.sharing_a_model(tp_plan), processes.remembering(loaded.model, method.spec_memory):
+    with processes.remembering(loaded.model, method.spec_memory):
         if many.prompts_file is not None and many.out is not None:
-            is_one_model = tp_plan is not None
-            generate_file(job, many.prompts_file, many.out, many.batch_size or BATCH_SIZE, is_one_model=is_one_model)
+            generate_file(job, many.prompts_file, many.out, many.batch_size or BATCH_SIZE)
             return
         prompts = jobs.make_prompts(text, loaded.tokenizer, is_chat=chat, system=system)
         if text is None and not json:

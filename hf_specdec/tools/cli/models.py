@@ -1,6 +1,5 @@
 """From options to a loaded model and the arguments of `generate` that choose the method."""
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -23,16 +22,9 @@ from hf_specdec.tools.command_errors import note
 
 
 def load(
-    loading: LoadOptions,
-    method: MethodOptions | None = None,
-    *,
-    tp_plan: str | None = None,
-    device: torch.device | None = None,
+    loading: LoadOptions, method: MethodOptions | None = None, *, device: torch.device | None = None
 ) -> tuple[LoadedModel, dict[str, Any]]:
     """Load the model, and make the arguments of `generate` that choose the method; `device` is this process's alone."""
-    if tp_plan is not None and int(os.environ.get("WORLD_SIZE", "1")) < 2:  # of torchrun and accelerate launch
-        remedy = "Start it with: torchrun --nproc-per-node 2 -m hf_specdec ... --tp-plan auto"
-        raise ConfigError("tp_plan", "must be shared by several processes", 1, remedy)
     kwargs = {} if method is None else read_method(method)
     name = loading.model or default_model()
     draft = None if method is None else draft_of(method, kwargs, name)
@@ -41,9 +33,7 @@ def load(
     if name == EMBEDDED or not sys.stderr.isatty():
         logging.disable_progress_bar()
     places: dict[str, Any] = {"device_map": loading.device_map}
-    if tp_plan is not None:
-        places["tp_plan"] = tp_plan
-    elif loading.device_map is None:
+    if loading.device_map is None:
         places = _listed(kwargs, "target") or ({"device_map": place(None)[0]} if device is None else {})
     loaded = load_model(
         name,

@@ -1,16 +1,14 @@
-"""Processes that share a job or a model, and what the first of them keeps."""
+"""Processes that share a job, and what the first of them keeps."""
 
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
@@ -29,22 +27,6 @@ def process_device() -> torch.device | None:
     """The device of this process where several share a job; `None` for one process, which takes what there is."""
     state = processes()
     return state.device if state.num_processes > 1 else None
-
-
-@contextlib.contextmanager
-def sharing_a_model(tp_plan: str | None) -> Iterator[None]:
-    """Let only the first process of a shared model print; they leave together, or not at all where one has failed."""
-    if tp_plan is None:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        if dist.get_rank() > 0:
-            silence = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(silence))
-        yield
-        sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ out the indices that are there. Each of several processes takes its share and wr
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,19 @@ from hf_specdec.tools.command_errors import note
 from hf_specdec.tools.prompt_lines import NotAPromptError, read_line
 
 
-def generate_file(job: Job, prompts_file: Path, out: Path, batch_size: int, *, is_one_model: bool) -> None:
-    """Generate for every prompt that has no result yet; of processes that share one model the first writes."""
+def generate_file(job: Job, prompts_file: Path, out: Path, batch_size: int) -> None:
+    """Generate for every prompt that has no result yet."""
     state = processes()
     lines = [line for _, line in lines_of(read_text(prompts_file, "prompts_file"))]
-    file = out if is_one_model or state.num_processes == 1 else _file_of(out, state.process_index)
-    writes = state.is_main_process or not is_one_model
+    file = out if state.num_processes == 1 else _file_of(out, state.process_index)
     check_output("out", file)
     done = set().union(*(_indices(each, len(lines)) for each in (out, *out.parent.glob(_file_of(out, "*").name))))
     state.wait_for_everyone()  # before anything is added to what all have read
     todo, num_failed = [index for index in range(len(lines)) if index not in done], 0
-    share = todo if is_one_model else todo[state.process_index :: state.num_processes]
+    share = todo[state.process_index :: state.num_processes]
     results = _results(job, lines, share, batch_size)
     with (
-        open(file if writes else os.devnull, "a", encoding="utf-8") as written,
+        open(file, "a", encoding="utf-8") as written,
         noting_interrupts(f"{file} keeps the results so far; the same command continues"),
     ):
         for result in with_bar(results, total=len(share), is_shown=state.is_main_process):
