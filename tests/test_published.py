@@ -172,12 +172,3 @@ def test_the_checkpoint_chats_and_ends_its_answer(tmp_path: Path) -> None:
     answer = model.generate(**inputs, max_new_tokens=32, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
     assert int(answer[-1]) in model.generation_config.eos_token_id
-
-
-@pytest.mark.usefixtures("with_gguf")
-def test_a_cache_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a read-only home is."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="`folder` must be where files can be written.*Set XDG_CACHE_HOME"):
-        hf_specdec.fetch("smollm2")

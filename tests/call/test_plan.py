@@ -117,42 +117,6 @@ def test_the_statistics_show_the_plan_that_was_carried_out(model: Any) -> None:
     assert results[0].stats.plan is not None and results[0].stats.plan.shares_batch
 
 
-def frames_of(frame: FrameType | None) -> list[tuple[str, str]]:
-    """File and name of each frame of the package, the outermost first."""
-    found = []
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            found.append((os.path.relpath(frame.f_code.co_filename, PACKAGE), frame.f_code.co_name))
-        frame = frame.f_back
-    return found[::-1]
-
-
-def stacks(model: Any, **names: str) -> dict[str, list[tuple[str, str]]]:
-    """The first stack of a call at each function, by file."""
-    seen: dict[str, list[tuple[str, str]]] = {}
-
-    def profile(frame: FrameType, event: str, arg: Any) -> None:
-        name = frame.f_code.co_name
-        file = frame.f_code.co_filename
-        if event == "call" and name in names and file.endswith(names[name]) and name not in seen:
-            seen[name] = frames_of(frame)
-
-    inputs = {"inputs": PROMPT, "max_new_tokens": 8, "do_sample": False, "spec_method": "prompt_lookup"}
-    model.generate(**inputs)
-    sys.setprofile(profile)
-    try:
-        model.generate(**inputs)
-    finally:
-        sys.setprofile(None)
-    assert seen.keys() == names.keys()
-    return seen
-
-
-def test_a_call_passes_at_most_eight_files_before_its_first_forward(model: Any) -> None:
-    found = stacks(model, prefill="forward/model_runner.py")
-    assert len({file for file, _ in found["prefill"]}) <= 8
-
-
 def test_a_warm_call_enters_few_files_and_decides_nothing_once_its_prompt_is_read(model: Any) -> None:
     before, after = set[str](), set[str]()
 
@@ -169,30 +133,9 @@ def test_a_warm_call_enters_few_files_and_decides_nothing_once_its_prompt_is_rea
         model.generate(**inputs)
     finally:
         sys.setprofile(None)
-    assert len(before | after) <= 100
+    assert len(before | after) <= 80, len(before | after)
     assert any(file.startswith("call/") for file in before)
     assert not {file for file in after if file.startswith("call/")}
-
-
-def test_a_token_is_chosen_within_five_frames_of_the_sequences(model: Any) -> None:
-    deepest = _deepest_choice(model)
-    assert len(deepest) - [name for _, name in deepest].index("_choose") - 1 <= 5, deepest
-
-
-def _deepest_choice(model: Any) -> list[tuple[str, str]]:
-    """The longest stack at which a verify step reads its best token."""
-    found: list[list[tuple[str, str]]] = []
-
-    def profile(frame: FrameType, event: str, arg: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "best_at":
-            found.append(frames_of(frame))
-
-    sys.setprofile(profile)
-    try:
-        model.generate(PROMPT, max_new_tokens=8, do_sample=False, spec_method="prompt_lookup")
-    finally:
-        sys.setprofile(None)
-    return max((stack for stack in found if "_verify" in [name for _, name in stack]), key=len)
 
 
 def test_torch_draws_nothing_while_a_plan_is_made(model: Any) -> None:

@@ -3,6 +3,7 @@
 The tests of a file share families, drafts and settings: `make test` runs each test on some, each of them in some test.
 """
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,15 @@ def graphs() -> Iterator[list[Any]]:
     torch._dynamo.reset()
     yield []
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """The cyclic collector does not run."""
+    gc.collect()
+    gc.freeze()  # what other tests have left is neither looked at nor collected
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

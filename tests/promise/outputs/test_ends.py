@@ -73,17 +73,6 @@ def still_open(monkeypatch: pytest.MonkeyPatch) -> Open:
     return Open(monkeypatch)
 
 
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()  # what other tests have left is neither looked at nor collected
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def breaking(after: int) -> Callable[..., Any]:
     """What raises when it has been called `after` times."""
     calls: list[int] = []

@@ -4,7 +4,7 @@ import copy
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,17 +22,6 @@ CALL: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 @pytest.fixture
 def fresh() -> Any:
     return build(FAMILIES["llama"])
-
-
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()  # what other tests have left is neither looked at nor collected
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def everything(model: Any) -> None:
