@@ -8,7 +8,7 @@ import torch
 from transformers import Cache, DynamicCache, DynamicLayer, StaticLayer, StaticSlidingWindowLayer
 
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
-from hf_specdec.cache.spec_layer import Blocks, Moves, RowReserve, SpecLayer, WriteIndex
+from hf_specdec.cache.spec_layer import Blocks, Moves, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.replaced import this_thread
@@ -229,7 +229,7 @@ class SpecCache(Cache):
         """Allocate for `rows` rows at once when a second one is admitted, with rows x capacity at most `columns`."""
         for layer in self.layers:
             if isinstance(layer, SpecLayer):
-                layer.row_reserve = RowReserve(rows, columns)
+                layer.row_reserve = rows, columns
 
     def admit(self, other: "SpecCache", row: int | None = None) -> None:
         """Take over the one row of `other`, in the place of `row` or after the last; nothing may be uncommitted."""

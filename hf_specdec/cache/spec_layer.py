@@ -111,23 +111,6 @@ class WriteIndex:
         return self._index
 
 
-@dataclass(frozen=True, slots=True)
-class RowReserve:
-    """Number of rows to allocate at once when rows are admitted.
-
-    Attributes:
-        rows (`int`): most rows there will be.
-        columns (`int`): bound on rows x capacity, in tokens.
-    """
-
-    rows: int = 1
-    columns: int = 0
-
-    def of(self, needed: int, capacity: int) -> int:
-        """Rows of a buffer with `capacity` columns, at least those that are needed now."""
-        return max(needed, min(self.rows, self.columns // capacity))
-
-
 class SpecLayer(CacheLayerMixin):
     """Keys and values of one attention layer, `(rows, heads, capacity, head_dim)`, filled up to each row's length.
 
@@ -138,6 +121,7 @@ class SpecLayer(CacheLayerMixin):
         buffers: the blocks that the keys and the values are in; one where both have a shape.
         lengths (`tuple[int, ...]`): tokens seen by each row, those before `offset` counted.
         offset (`int`): tokens at the front whose columns are gone (an adopted sliding window).
+        row_reserve (`tuple[int, int]`): rows to allocate for at once, and the bound on rows x capacity, in tokens.
         is_sliding (`bool`): whether the model puts a window on this layer; transformers sizes masks by it.
     """
 
@@ -155,7 +139,7 @@ class SpecLayer(CacheLayerMixin):
         self.blocks = blocks or Blocks(1)
         self.buffers: tuple[torch.Tensor, ...] = ()
         self.write_index = write_index or WriteIndex()
-        self.reserve, self.row_reserve = reserve, RowReserve()
+        self.reserve, self.row_reserve = reserve, (1, 0)
         self.is_sliding = is_sliding
         self.offset = 0
         self.lengths: tuple[int, ...] = ()
@@ -291,7 +275,8 @@ class SpecLayer(CacheLayerMixin):
         """Make room for `needed` columns, by half at least, and for `rows`, with those in reserve."""
         capacity, batch = self.keys.shape[-2], len(self.lengths)
         capacity = capacity if needed <= capacity else max(needed, capacity * 3 // 2)
-        rows = self.row_reserve.of(max(rows, batch), capacity)
+        most, columns = self.row_reserve
+        rows = max(rows, batch, min(most, columns // capacity))
         used = self._num_used
         keys, values = self.keys, self.values
         heads_dims = [(old.shape[1], capacity, old.shape[3]) for old in (keys, values)]

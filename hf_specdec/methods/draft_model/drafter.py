@@ -76,11 +76,6 @@ class DraftModelDrafter(RoundDrafter):
         self._skipped = 0
         self._len = config.start_len  # most tokens along one branch, now
 
-    @property
-    def assisted_budget(self) -> int:
-        """Most tokens drafted a step inside transformers' loop."""
-        return self.config.start_len
-
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Start a text."""
         self.scorer.begin(prompt_ids)
