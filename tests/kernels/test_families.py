@@ -75,18 +75,6 @@ def test_speculation_gives_plain_generate_s_text(family: str, rows: int) -> None
         assert bool(strict_attention(STRICT).kernel.calls) == (family not in WITHOUT_KERNEL)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_static_cache_gives_the_same_text(family: str) -> None:
-    """Its buffers go on behind the text, and the mask hides what is not text yet."""
-    model = family_model(family)
-    expected = plain(model, PROMPT, **GREEDY)
-    with implementation(model, STRICT):
-        assert torch.equal(plain(model, PROMPT, **GREEDY, cache_implementation="static"), expected)
-        for method in ("prompt_lookup", "lookahead"):
-            output = model.generate(PROMPT, **GREEDY, cache_implementation="static", spec_method=method)
-            assert torch.equal(output, expected)
-
-
 @pytest.mark.parametrize("family", UNKNOWN)
 def test_a_model_that_asks_for_more_raises(family: str) -> None:
     model = family_model(family)

@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 
-from hf_specdec.common.tree import DraftTree
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.lookahead.drafter import JacobiWindow, LookaheadDrafter, window_places
 from tests.helpers.drafts import drafted_by, learned
@@ -105,10 +104,3 @@ def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -
     learned(drafter, tree, torch.cat([rows, padding]), [1])
     assert drafter.view.window == ((1, 21, 22),)
     assert (30,) in drafter.view.pool[1]
-
-
-def test_a_window_of_the_root_alone_learns_from_the_root_s_row() -> None:
-    drafter = WindowDrafter(config((1, 2, 1)))
-    drafter.begin([4])
-    learned(drafter, DraftTree.chain(4), logits_for([9]), [4])
-    assert drafter.view.pool[4] == ((9,),)
