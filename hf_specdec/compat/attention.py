@@ -19,7 +19,6 @@ mask functions                     a tree's mask is the model's own mask evaluat
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, cast
@@ -102,7 +101,6 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 MASKED = ("sdpa", "eager")  # attention that takes any mask
-NO_MODELS = ("builtins", "transformers.modeling_utils", "transformers.generation", "transformers.utils")
 WINDOWED = {"create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate"}
 
 
@@ -187,45 +185,27 @@ def has_table_with_window(model: PreTrainedModel) -> bool:
 
 
 def knows_windows(model: PreTrainedModel) -> bool:
-    """True if the code of the model's classes makes masks with a window or blocks; a hub's may have its own ways.
+    """True if methods of the model's classes make masks with a window or blocks; a hub's may have its own ways.
 
     Another class of the same file does not count: a part of the model that is not there may be the one with windows.
     """
-    if model.is_remote_code():
-        return True
-    classes = {base for kind in set(map(type, model.modules())) for base in kind.__mro__ if base is not GenerationMixin}
-    return any(not kind.__module__.startswith("torch.") and WINDOWED & _names_in_class(kind) for kind in classes)
-
-
-def _names_in_class(kind: type) -> set[str]:
-    """Names that the methods of a class read, and those of the functions of its file that they call."""
-    file: dict[str, Any] = getattr(sys.modules.get(kind.__module__), "__dict__", {})
-    names = _names_in(vars(kind).values())
-    return names | _names_in(file[name] for name in names & file.keys() if isinstance(file[name], FunctionType))
+    bases = {base for kind in set(map(type, modules_of(model))) for base in kind.__mro__} - {GenerationMixin}
+    methods = [method for base in bases for method in vars(base).values() if isinstance(method, FunctionType)]
+    called = [
+        inspect.unwrap(method).__globals__.get(name) for method in methods for name in names_read(method)
+    ]  # of their files
+    functions = [*methods, *(function for function in called if isinstance(function, FunctionType))]
+    return model.is_remote_code() or any(WINDOWED & names_read(function) for function in functions)
 
 
 @functools.cache
-def names_in_own_methods(cls: Any) -> frozenset[str]:
-    """Names that the methods read which a model's file gives to one of its classes, or to those that it extends."""
-    files = (base for base in cls.__mro__ if not base.__module__.startswith(("torch.", *NO_MODELS)))
-    return frozenset().union(*(_names_in(vars(base).values()) for base in files))
-
-
-def _names_in(functions: Iterable[Any]) -> set[str]:
-    names: set[str] = set()
-    for function in functions:
-        function = inspect.unwrap(getattr(function, "__func__", function))
-        if isinstance(function, FunctionType):
-            names.update(name for code in _codes(function.__code__) for name in code.co_names)
-    return names
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of what is defined within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
+def names_read(function: Any) -> frozenset[str]:
+    """Names that a function and those defined within it read, whatever wraps it."""
+    function = inspect.unwrap(function)
+    codes = [function.__code__] if isinstance(function, FunctionType) else []
+    for code in codes:  # which grows
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(name for code in codes for name in code.co_names)
 
 
 GROWING, SWITCHING = "dynamic", "longrope"

@@ -6,7 +6,6 @@ functions of a layer's file        compute several tokens' convolution and recur
 `_hf_hook`                         accelerate moves weights around a forward, which then has to be its own
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.cache_utils import LinearAttentionLayer
 
+from hf_specdec.compat.attention import names_read
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.generation import fresh_cache
 from hf_specdec.compat.models import takes_positions
@@ -33,7 +33,7 @@ CACHE_METHODS = frozenset(("update_conv_state", "update_recurrent_state", "get_c
 
 def known_state_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     """The layers with states of a model whose convolutions and recurrences are known, each and all; else none."""
-    layers = [module for module in modules_of(model) if _names(type(module).forward) & CACHE_METHODS]
+    layers = [module for module in modules_of(model) if names_read(type(module).forward) & CACHE_METHODS]
     return tuple(layers) if all(map(_is_known, layers)) else ()
 
 
@@ -57,25 +57,18 @@ def limits_time_steps(model: PreTrainedModel) -> bool:
 
 def _is_known(module: torch.nn.Module) -> bool:
     """True if several tokens of a layer are computed by functions of its file that have a replacement."""
-    names = _names(type(module).forward)
+    names = names_read(type(module).forward)
     is_moved = any(hasattr(part, "_hf_hook") for part in module.modules())
     is_recurrent = not names.isdisjoint(("update_recurrent_state", "get_recurrent_state"))
     has_functions = CONVOLUTION in names and (not is_recurrent or len(names & RECURRENCES) == 1)
     return type(module).__module__.startswith("transformers.") and has_functions and not is_moved
 
 
-@functools.cache
-def _names(forward: Callable[..., Any]) -> frozenset[str]:
-    """Names that the forward of a layer's class reads."""
-    forward = inspect.unwrap(forward)
-    return frozenset(forward.__code__.co_names) if isinstance(forward, FunctionType) else frozenset()
-
-
 def forward_over(forward: Callable[..., Any], replaced: Iterable[str], replace: Callable[[str], Any]) -> FunctionType:
     """The forward of a layer's class over other functions, `replace(name)` in the place of those it reads."""
     function = inspect.unwrap(forward)
     assert isinstance(function, FunctionType)
-    names = {name: replace(name) for name in replaced if name in _names(forward)}
+    names = {name: replace(name) for name in replaced if name in names_read(forward)}
     copy = FunctionType(
         function.__code__,
         {**function.__globals__, **names},

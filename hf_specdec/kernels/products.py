@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_specdec.common.replaced import this_thread
 from hf_specdec.common.transfer import is_host
-from hf_specdec.compat.attention import names_in_own_methods
+from hf_specdec.compat.attention import names_read
 from hf_specdec.compat.modules import ROUNDED_ACTIVATIONS, grouped_mm, is_view_of_weight, own_weights
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import CoreAttention
@@ -50,7 +50,7 @@ class ProductsForward(OwnForward):
         if kind.__module__.startswith("torch.") or isinstance(module, torch.nn.Embedding):
             return False
         has_weights = any(weight.dim() > 1 and weight.dtype in cpu.KINDS for weight in own_weights(module))
-        return has_weights or "scaled_dot_product_attention" in names_in_own_methods(kind)
+        return has_weights or "scaled_dot_product_attention" in names_read(getattr(kind, "forward", None))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's class has it."""
