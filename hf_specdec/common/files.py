@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from hf_specdec.errors import ConfigError, first_line
+from hf_specdec.errors import ConfigError
 
 if sys.platform != "win32":
     import fcntl
@@ -142,20 +140,6 @@ def lock(descriptor: int) -> None:
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-@contextlib.contextmanager
-def saving_tensors(path: PathLike) -> Iterator[None]:
-    """Turn the errors of safetensors and torch for a disk that is full into one that names the file.
-
-    Raises:
-        OSError: the tensors cannot be written.
-    """
-    try:
-        yield
-    except (SafetensorError, RuntimeError) as error:
-        reason = f"{os.fspath(path)!r} cannot be written whole, as on a full disk: {first_line(error)}"
-        raise OSError(reason) from error
 
 
 def check_output(field: str, path: PathLike) -> None:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hf_specdec.common.files import is_missing_folder, json_value, replacing, said_of_hub, saving_tensors
+from hf_specdec.common.files import is_missing_folder, json_value, replacing, said_of_hub
 from hf_specdec.compat.loading import cached_file
 from hf_specdec.errors import CheckpointError, ConfigError, SpecError, first_line
 from hf_specdec.methods.common.draft_head import DraftHead
@@ -155,8 +155,12 @@ def write_head(
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     whole = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    with saving_tensors(target / WEIGHTS[0]), replacing(target / WEIGHTS[0]) as temporary:
-        save_file(whole, temporary, metadata={"format": "pt"})
+    try:
+        with replacing(target / WEIGHTS[0]) as temporary:
+            save_file(whole, temporary, metadata={"format": "pt"})
+    except (SafetensorError, RuntimeError) as error:
+        reason = f"{str(target / WEIGHTS[0])!r} cannot be written whole, as on a full disk: {first_line(error)}"
+        raise OSError(reason) from error
     with replacing(target / CONFIG) as temporary:
         named = {**values, "dtype": str(head.dtype).removeprefix("torch.")}
         temporary.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
