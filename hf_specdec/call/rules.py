@@ -34,7 +34,7 @@ from hf_specdec.compat.generation import (
     has_own_loop,
 )
 from hf_specdec.compat.models import has_virtual_tokens, is_recurrent, reads_prompts
-from hf_specdec.engine.sampling.row_processors import is_declared, is_pure, sees_one_row
+from hf_specdec.engine.sampling.per_row import is_declared, is_pure, sees_one_row
 from hf_specdec.engine.static_shapes import reason_against_buffers
 from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.forward.model_runner import Tier

@@ -18,7 +18,7 @@ from hf_specdec.engine.batch import Batch
 from hf_specdec.engine.call import Call, call_output, with_stats
 from hf_specdec.engine.continuous_batching import QueuedSequence
 from hf_specdec.engine.model_state import state_of
-from hf_specdec.engine.sampling.row_processors import criteria_of_row, processors_of_row
+from hf_specdec.engine.sampling.per_row import criteria_of_row, processors_of_row
 from hf_specdec.engine.sampling.sampler import Sampler
 from hf_specdec.engine.sequence import SequenceState, check_own_drafters, isolated_rng
 from hf_specdec.engine.static_shapes import compiled_target, fixed_shapes

@@ -16,7 +16,7 @@ from hf_specdec.compat.models import num_weights, takes_encoder_outputs, takes_p
 from hf_specdec.engine.call import Call
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.node_processors import reads_ids, takes_all_nodes
-from hf_specdec.engine.sampling.row_processors import is_pure, processors_of_row
+from hf_specdec.engine.sampling.per_row import is_pure, processors_of_row
 from hf_specdec.engine.static_shapes import draft_shapes
 from hf_specdec.errors import ConfigError, UnsupportedModelError
 from hf_specdec.forward.capabilities.probe import UNTRIED, Capability

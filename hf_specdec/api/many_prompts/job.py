@@ -24,7 +24,7 @@ from hf_specdec.engine.cost.budget import Budget
 from hf_specdec.engine.decode import queued_sequence_of
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.engine.sampling.per_row import of_prompt
-from hf_specdec.engine.sampling.random_streams import OwnDraws
+from hf_specdec.engine.sampling.random_streams import seeded
 from hf_specdec.engine.shared_processes import agreed_seed
 from hf_specdec.engine.step import StepRunner
 from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelError, without_frames
@@ -139,7 +139,7 @@ class Job:
             seed = self._seed_of(index, inputs)
             kwargs = with_method(self.model, {**self.kwargs, **inputs})
             kwargs["return_dict_in_generate"] = True
-            with contextlib.nullcontext() if seed is None else OwnDraws(seed):
+            with contextlib.nullcontext() if seed is None else seeded(seed, input_device(self.model)):
                 output = self.wrapper.generate(**kwargs)
         except Exception as error:
             if not _is_the_prompts_own(error, prompt):

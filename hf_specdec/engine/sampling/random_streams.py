@@ -1,14 +1,12 @@
-"""Random numbers of a call: a stream of its own next to other threads, and states to go back to."""
+"""Random numbers of a call: the stream of a text, and states to go back to."""
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
 import torch
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from hf_specdec.common.transfer import HOST
 
-DRAWS = (torch.multinomial, torch.rand)
 OTHER_SEED = 0x1E3779B97F4A7C15  # any number: a seed that nothing else is seeded with
 
 
@@ -17,46 +15,15 @@ def drawn_seed() -> int:
     return int(torch.randint(1 << 62, (), device=HOST))
 
 
-class OwnDraws(TorchFunctionMode):
-    """Inside, this thread draws what it would draw after `torch.manual_seed(seed)`; the global generators stay as is.
-
-    Covers the draws of sampling: of transformers' own loop, of ours and of drafters.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call `function`, with a generator of the stream if it is a draw without one."""
-        options = kwargs or {}
-        if function is _own_generator:
-            return self._generator(*args)
-        if function in DRAWS and options.get("generator") is None:
-            drawn_from = args[0] if args else options.get("input")
-            device = drawn_from.device if isinstance(drawn_from, torch.Tensor) else options.get("device")
-            options = {**options, "generator": self._generator(torch.device(device or "cpu"))}
-        return function(*args, **options)
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self.seed)
-        return self._generators[device]
-
-
 class RandomStream:
     """Random stream of a device: a generator, or the device's global one, which others may advance.
 
     Args:
-        generator: `None` is the global one, or that of the `OwnDraws` around.
+        generator: `None` is the global one.
     """
 
     def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
-        self.device = device
-        self.generator = _own_generator(device) if generator is None else generator
+        self.device, self.generator = device, generator
 
     @property
     def state(self) -> torch.Tensor:
@@ -76,6 +43,19 @@ class RandomStream:
             torch.set_rng_state(state)
         else:
             torch.get_device_module(self.device).set_rng_state(state, self.device)
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws as after `torch.manual_seed(seed)`; afterwards the global generators go on as before."""
+    streams = [RandomStream(place) for place in dict.fromkeys((HOST, device))]
+    before = [stream.state for stream in streams]
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for stream, state in zip(streams, before, strict=True):
+            stream.state = state
 
 
 class SeparateDraws:
@@ -109,11 +89,3 @@ class SeparateDraws:
         self._inside = [stream.state for stream in self._streams]
         for stream, state in zip(self._streams, self._outside, strict=True):
             stream.state = state
-
-
-def _own_generator(device: torch.device) -> torch.Generator | None:
-    """The generator of the `OwnDraws` that this thread is in, `None` outside of any: they are asked by torch's way."""
-    if not has_torch_function((device,)):
-        return None
-    generator: torch.Generator | None = handle_torch_function(_own_generator, (device,), device)
-    return generator
