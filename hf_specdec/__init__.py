@@ -72,7 +72,7 @@ __all__ = [
 _NAMES = {  # by module
     "api.enable": ("SpecGenerationMixin", "capability", "decode", "disable", "enable", "spec_memory"),
     "api.many_prompts.generate_many": ("generate_many",),
-    "api.many_prompts.result": ("ManyResult",),
+    "api.many_prompts.job": ("ManyResult",),
     "cache.prefix_cache": ("PrefixCache",),
     "common.stats": ("CallPlan", "DraftedNode", "SourceVote", "SpecOutput", "SpecStats", "SpecStep"),
     "common.tree": ("DraftTree", "TreeBuilder"),
@@ -99,7 +99,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 if TYPE_CHECKING:
     from hf_specdec.api.enable import SpecGenerationMixin, capability, decode, disable, enable, spec_memory
     from hf_specdec.api.many_prompts.generate_many import generate_many
-    from hf_specdec.api.many_prompts.result import ManyResult
+    from hf_specdec.api.many_prompts.job import ManyResult
     from hf_specdec.cache.prefix_cache import PrefixCache
     from hf_specdec.common.stats import CallPlan, DraftedNode, SourceVote, SpecOutput, SpecStats, SpecStep
     from hf_specdec.common.tree import DraftTree, TreeBuilder

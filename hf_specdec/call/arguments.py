@@ -38,8 +38,13 @@ NONE = "none"  # `None` as text: transformers' own loop
 PLAIN = "plain"
 DRAFT_BUDGET = 64  # for a drafter of the user's, which has no configuration here
 # These choose transformers' own speculation, or change its texts, a generation configuration's too.
-CHOICES = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
-MODES = (*CHOICES, "assistant_ensemble_weight")
+MODES = (
+    "prompt_lookup_num_tokens",
+    "assistant_early_exit",
+    "use_mtp",
+    "speculation_type",
+    "assistant_ensemble_weight",
+)
 TUNING = (  # do nothing by themselves, here neither where a generation configuration has them
     "max_matching_ngram_size",
     "num_assistant_tokens",

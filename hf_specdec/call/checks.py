@@ -4,7 +4,7 @@ A check raises what is wrong with a call that asks for its method itself; a meth
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from transformers import (
     StaticLayer,
 )
 
-from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, CHOICES, MODES
+from hf_specdec.call.arguments import ASSISTED_ARGUMENTS, MODES
 from hf_specdec.call.request import Request
 from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.caches import CACHE, STATIC_NAMES, is_users_own
@@ -111,21 +111,6 @@ def check_taken(request: Request) -> None:
     if (tokenizer := request.arguments.get("assistant_tokenizer")) is not None:
         rule, remedy = "must come with an assistant_model", "Leave it out, or add one."
         raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, remedy)
-
-
-def check_no_choice(arguments: Mapping[str, Any]) -> None:
-    """Refuse transformers' own speculation with `custom_generate`, in whose place that would be.
-
-    Args:
-        arguments: of a call without a method.
-
-    Raises:
-        ConfigError: names the first argument that asks for it.
-    """
-    for name in CHOICES:
-        if arguments.get(name):
-            remedy = f"{INSTEAD[name]} Or leave out custom_generate."
-            raise ConfigError(name, "must come with a spec_method in custom_generate", arguments[name], remedy)
 
 
 def prompt(request: Request) -> None:

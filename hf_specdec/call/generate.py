@@ -20,7 +20,6 @@ from hf_specdec.call.arguments import (
 from hf_specdec.call.checks import (
     LENGTHS,
     check_draft,
-    check_no_choice,
     check_prompt,
     check_settings,
     check_taken,
@@ -99,9 +98,7 @@ def decode(
     arguments = {name: kwargs.pop(name) for name in (*added_arguments(), *ASSISTED_ARGUMENTS) if name in kwargs}
     arguments |= {"assistant_model": spec_assistant_model, "streamer": spec_streamer}
     request = read_request(Request(model, arguments, generation_config))
-    if request.method is NO_METHOD:
-        check_no_choice(arguments)
-    else:
+    if request.method is not NO_METHOD:
         check_taken(request)
         _check_dropped(request, generation_config)
         _place_models(request, has_begun=True)
@@ -196,18 +193,12 @@ def log_notes(model: PreTrainedModel, plan: CallPlan) -> None:
 def digests(request: Request, plan: CallPlan) -> dict[str, int]:
     """A digest of everything in a call that decides which forwards are computed, by name."""
     call, draft = request.call, request.assistant_model
-    config = call.generation_config
-    settings = {
+    names = ("return_dict_in_generate", "output_hidden_states", "output_attentions", "do_sample", "max_length")
+    settings = {name: getattr(call.generation_config, name) for name in names} | {
         "spec_method": (request.method.name, request.budget, request.config.engine),
         "assistant_model": (type(draft).__name__, draft is not None and device_mesh(draft) is not None),
-        "return_dict_in_generate": bool(config.return_dict_in_generate),
-        "output_hidden_states": bool(config.output_hidden_states),
-        "output_attentions": bool(config.output_attentions),
-        "do_sample": bool(config.do_sample),
-        "max_length": config.max_length,
         CACHE: type(call.cache).__name__,
-        "tier": plan.way,
-        "reason": plan.plain_reason,
+        "plan": (plan.way, plan.plain_reason),
     }
     tensors = {"input_ids": call.input_ids, **tensors_of(call.model_kwargs)}
     return {name: digest(value) for name, value in {**tensors, **settings}.items()}

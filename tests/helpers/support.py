@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 import hf_specdec
-from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.api.many_prompts.job import ManyResult
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.kernels import cpu
 from tests.helpers.drafts import OracleDrafter, RandomTreeDrafter

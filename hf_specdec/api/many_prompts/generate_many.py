@@ -9,7 +9,7 @@ from operator import length_hint
 from typing import Any
 
 from hf_specdec.api.enable import enable
-from hf_specdec.api.many_prompts.job import Job
+from hf_specdec.api.many_prompts.job import Job, ManyResult
 from hf_specdec.api.many_prompts.prompt_inputs import (
     check_all,
     check_names,
@@ -17,7 +17,6 @@ from hf_specdec.api.many_prompts.prompt_inputs import (
     each_prompt,
     numbered,
 )
-from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import AUTO
 from hf_specdec.call.checks import check_settings

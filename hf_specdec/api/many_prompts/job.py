@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hf_specdec.api.many_prompts.prompt_inputs import INPUT_NAMES, check_names, check_one, inputs_of
-from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.call.arguments import PLAIN, read_prompt_request, with_method
 from hf_specdec.call.checks import check_taken
@@ -31,6 +30,30 @@ from hf_specdec.errors import CheckpointError, ConfigError, UnsupportedModelErro
 
 NOT_YET = object()  # among prompts: none is waiting now
 PROMPT_FIELDS = ("prompt", "input_ids", "PROMPT")  # of errors that are one prompt's
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ManyResult:
+    """Result of one prompt.
+
+    Attributes:
+        index (`int`): the prompt's place among the prompts, from 0.
+        prompt: the prompt as it was given.
+        token_ids (`list[int]`): the new tokens; those made before an error, if there was one.
+        text (`str | None`): the new tokens decoded, special ones left out; `None` without a tokenizer.
+        seed (`int | None`): when sampling: plain `generate` of this prompt alone gives the same tokens after
+            `torch.manual_seed(seed)`.
+        error (`Exception | None`): why the prompt failed; the others go on.
+        stats (`SpecStats`): this prompt's counters.
+    """
+
+    index: int
+    prompt: Any
+    token_ids: list[int]
+    text: str | None
+    seed: int | None
+    error: Exception | None
+    stats: SpecStats
 
 
 class _CannotJoin(Exception):

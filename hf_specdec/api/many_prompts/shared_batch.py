@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from hf_specdec.api.many_prompts.generate_many import generate_many
-from hf_specdec.api.many_prompts.job import NOT_YET
-from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.api.many_prompts.job import NOT_YET, ManyResult
 from hf_specdec.cache.prefix_cache import PrefixCache
 from hf_specdec.errors import QueueFullError, SpecError, without_frames
 from hf_specdec.methods.common.config import check_positive

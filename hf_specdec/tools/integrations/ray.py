@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_specdec.api.many_prompts.job import ManyResult
 from hf_specdec.api.many_prompts.prompt_inputs import inputs_of
-from hf_specdec.api.many_prompts.result import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.call.request import Request
 from hf_specdec.errors import ConfigError, import_extra

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.api.many_prompts.job import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 from hf_specdec.tools.serve.calls import CALL, END_OF_CALL, ChatParser
 from hf_specdec.tools.serve.protocol import AnyRequest, ChatRequest

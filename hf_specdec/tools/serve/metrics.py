@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from hf_specdec.api.many_prompts.result import ManyResult
+from hf_specdec.api.many_prompts.job import ManyResult
 from hf_specdec.api.many_prompts.shared_batch import SharedBatch
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
