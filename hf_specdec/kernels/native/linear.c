@@ -11,9 +11,10 @@
 #include <stdlib.h>
 
 enum { BLOCK = 24, BLOCK_NUMBERS = 24 * 1280 }; /* weights that stay in the second cache while all tokens meet them */
+enum { LONG_BLOCK = 96 };                        /* where all tokens are in one tile, which needs each weight once */
 
 enum { SHORT_ROW = 4096 }; /* bytes; in longer ones the processor itself sees what is next */
-enum { PRODUCTS = BLOCK + TILE_SPACE }; /* from one token's to the next one's */
+enum { PRODUCTS = LONG_BLOCK + TILE_SPACE }; /* from one token's to the next one's */
 enum { AHEAD = 2 };                     /* tiles, from the one that is multiplied to the one that comes from memory */
 enum { LANES = 8 };                     /* floats of a register */
 enum { COLUMNS = 512, DEPTH = 8 }; /* of weights that stay in the first cache, where inputs are their rows */
@@ -38,19 +39,18 @@ AVX2 static inline void put(const Product *job, int64_t token, int64_t output, c
     }
 }
 
-/* All tokens with the outputs from `first` to `end`. Meanwhile the weights come from memory that are next: those of the
- * next tile where all tokens are in one, else those of the block that begins at `next`. */
+/* All tokens with the outputs from `first` to `end`. Meanwhile the weights come from memory that this thread needs next:
+ * those of a tile ahead where all tokens are in one, else those of the block that begins at `next`. */
 AVX2 static void multiply(const Product *job, int64_t first, int64_t end, int64_t next) {
     const Tiles *tiles = job->tiles;
     float products[TILE_TOKENS * PRODUCTS];
     int64_t size = size_of(job->kind), token_size = tiles->widens_tokens ? 4 : size, row = job->num_in * size;
-    const char *weights = (const char *)job->weights + first * row, *ahead = weights + AHEAD * tiles->outputs * row;
+    const char *weights = (const char *)job->weights + first * row, *ahead = (const char *)job->weights + next * row;
     int64_t num_lines = job->num_in / tiles->lanes * tiles->lines;
     int64_t step = row <= SHORT_ROW ? tiles->outputs * row / num_lines : 0;
     if (job->num_tokens > TILE_TOKENS) {
         int64_t num_tiles = (end - first) / tiles->outputs + (end - first) % tiles->outputs;
         num_tiles *= (job->num_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-        ahead = (const char *)job->weights + next * row;
         step = next < job->num_out ? (end_of(job, next) - next) * row / (num_tiles * num_lines) : 0;
     }
     for (int64_t token = 0; token < job->num_tokens; token += TILE_TOKENS) {
@@ -59,6 +59,10 @@ AVX2 static void multiply(const Product *job, int64_t first, int64_t end, int64_
         for (int64_t output = first, width; output < end; output += width) {
             width = end - output < tiles->outputs ? 1 : tiles->outputs;
             Tile *tile = (width == tiles->outputs ? tiles->whole : tiles->single)[count - 1];
+            if (job->num_tokens <= TILE_TOKENS) {
+                int64_t later = output + AHEAD * tiles->outputs;
+                ahead = (const char *)job->weights + (later < end ? later : next + later - end) * row;
+            }
             float *place = products + (output - first);
             tile(tokens, weights + (output - first) * row, job->num_in, ahead, step, place, PRODUCTS);
             ahead += step * num_lines;
@@ -102,8 +106,10 @@ void product_work(void *argument) {
 /* As many outputs as fit into the cache, and few enough that every thread gets some; whole tiles. */
 static int64_t block_of(const Product *job, int64_t num_threads) {
     int64_t outputs = job->is_transposed ? MIX_WIDTH : job->tiles->outputs;
-    int64_t block = job->is_transposed ? COLUMNS : min_of(BLOCK, BLOCK_NUMBERS / job->num_in);
-    block = min_of(block, job->num_out / (2 * num_threads) + 1);
+    int64_t block = min_of(BLOCK, BLOCK_NUMBERS / job->num_in), shares = 2 * num_threads;
+    if (job->is_transposed) block = COLUMNS;
+    else if (job->num_tokens <= TILE_TOKENS) block = LONG_BLOCK, shares = 4 * num_threads;
+    block = min_of(block, job->num_out / shares + 1);
     return block < outputs ? outputs : block - block % outputs;
 }
 
