@@ -15,7 +15,6 @@ class Mutant:
 
 VERIFY, STOPPING, SEQUENCE = "engine/verify.py", "engine/stopping.py", "engine/sequence.py"
 SAMPLER, REJECTIONS = "engine/sampling/sampler.py", "engine/sampling/rejections.py"
-AHEAD = "engine/sampling/tokens_ahead.py"
 STEP, DECODING = "engine/step.py", "engine/decode.py"
 BATCH = "engine/batch.py"
 CACHE, LAYER = "cache/spec_cache.py", "cache/spec_layer.py"
@@ -42,12 +41,11 @@ NEAREST: dict[str, tuple[str, ...]] = {
     VERIFY: ("engine/test_verify.py", "engine/sampling/test_rejection_texts.py"),
     STOPPING: ("engine/test_verify.py", "promise/outputs/test_stopping.py"),
     SAMPLER: (
-        "engine/sampling/test_sampler.py",
+        "engine/sampling/test_sampler.py engine/sampling/test_draws_ahead.py",
         "promise/outputs/test_outputs.py",
         "promise/outputs/test_processors.py",
     ),
     REJECTIONS: ("engine/sampling/test_rejection.py", "engine/sampling/test_rejection_texts.py"),
-    AHEAD: ("engine/sampling/test_tokens_ahead.py",),
     STEP: (
         "promise/outputs/test_observer_and_stats.py promise/outputs/test_interrupts.py",
         "promise/batches/test_stopping.py",
@@ -116,7 +114,7 @@ MUTANTS = (
     ),
     Mutant("a node's draft is judged by the target's share", REJECTIONS, "share < p.gather", "1.0 < p.gather"),
     Mutant(
-        "a level draws the numbers of the root's", AHEAD, "rows[depth] for depth in tree", "rows[0] for depth in tree"
+        "a level draws the numbers of the root's", SAMPLER, "rows[depth] for depth in tree", "rows[0] for depth in tree"
     ),
     Mutant("texts are one token too long", STOPPING, "len(text) >= self.max_length", "len(text) > self.max_length"),
     Mutant("a criterion's answer is forgotten", STOPPING, ".all()) or stop", ".all()) and stop"),

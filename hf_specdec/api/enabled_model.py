@@ -15,8 +15,8 @@ from typing import Any, Literal, cast, overload
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
+from hf_specdec.call.custom_generate import plain_steps
 from hf_specdec.call.generate import class_generate, generate_with, with_added_arguments
-from hf_specdec.call.plain_kernels import plain_steps
 from hf_specdec.common.stats import SpecOutput
 from hf_specdec.engine.model_state import ATTRIBUTE, state_of
 from hf_specdec.errors import UnsupportedModelError

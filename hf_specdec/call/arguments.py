@@ -13,10 +13,10 @@ from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
-from hf_specdec.call.draft_model import read_draft
 from hf_specdec.call.request import Request
 from hf_specdec.compat.caches import under_new_name
 from hf_specdec.compat.generation import accepted_arguments
+from hf_specdec.engine.draft_pairing import read_draft
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import SpecConfig

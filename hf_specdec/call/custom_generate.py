@@ -1,7 +1,8 @@
-"""A decoding method as transformers' `custom_generate`, with what transformers would drop on the way to it."""
+"""Within transformers' `generate`: a decoding method as its `custom_generate`, and the kernels of its own loops."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,12 @@ from hf_specdec.call.request import Request, prompt_length
 from hf_specdec.call.rules import OWN_LOOP
 from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.common.stats import CallPlan, SpecStats
+from hf_specdec.compat.compiling import compile_settings
 from hf_specdec.compat.generation import ModelOutput
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.model_state import state_of
+from hf_specdec.kernels.cpu import HALVES
+from hf_specdec.kernels.cpu_kernels import CpuKernels
 
 
 class CustomGenerate:
@@ -146,3 +150,49 @@ class _EndedOnce:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not self.ended:
             self.end()
+
+
+class PlainSteps:
+    """The forwards of one call of transformers' `generate`: those after the prompt's have the kernels.
+
+    Attributes:
+        model (`PreTrainedModel`): whose call it is.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self._kernels, self._block = model, CpuKernels(model), contextlib.ExitStack()
+
+    def prefill(
+        self, compute: Callable[[], Any], generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Compute a prompt's forward, and give the kernels to those that follow; compiled steps get none of them."""
+        if compile_settings(self.model, generation_config, model_kwargs) is not None:
+            return compute()
+        self.close()
+        with self._kernels.of_prompts:
+            outputs = compute()
+        self._block.enter_context(self._kernels)
+        return outputs
+
+    def close(self) -> None:
+        """Take the kernels away."""
+        self._block.close()
+
+
+plain_steps: ContextVar[PlainSteps | None] = ContextVar("plain_steps", default=None)  # of this thread's call
+
+
+@contextlib.contextmanager
+def plain_kernels(model: PreTrainedModel) -> Iterator[None]:
+    """A block in which plain decoding of an enabled model has the kernels: in bf16 and fp16, or as `enable` says."""
+    is_used = state_of(model).plain_kernels
+    if not (model.dtype in HALVES if is_used is None else is_used):
+        yield
+        return
+    steps = PlainSteps(model)
+    token = plain_steps.set(steps)
+    try:
+        yield
+    finally:
+        plain_steps.reset(token)
+        steps.close()

@@ -24,8 +24,7 @@ from hf_specdec.call.checks import (
     check_settings,
     check_taken,
 )
-from hf_specdec.call.custom_generate import CustomGenerate
-from hf_specdec.call.plain_kernels import plain_kernels
+from hf_specdec.call.custom_generate import CustomGenerate, plain_kernels
 from hf_specdec.call.plan import PLAIN_PLAN, drafting_of, plan_call, plan_request
 from hf_specdec.call.request import NO_METHOD, Request, prompt_length
 from hf_specdec.common.stats import CallPlan, SpecStats

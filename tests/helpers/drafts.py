@@ -10,7 +10,7 @@ import torch
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.random_streams import RandomStream
-from hf_specdec.engine.sampling.tokens_ahead import rejections_of
+from hf_specdec.engine.sampling.sampler import rejections_of
 from hf_specdec.engine.verify import verify_tree
 from hf_specdec.methods.common.drafter import BaseDrafter, Drafter, DraftRequest, DraftResult
 from hf_specdec.methods.common.node_logits import NodeLogits

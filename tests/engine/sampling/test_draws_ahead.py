@@ -8,7 +8,7 @@ from hf_specdec.common.tree import DraftTree, TreeBuilder
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
 from hf_specdec.engine.sampling.random_streams import RandomStream
-from hf_specdec.engine.sampling.tokens_ahead import TokensAhead
+from hf_specdec.engine.sampling.sampler import TokensAhead
 from hf_specdec.forward.text_rows import TokenBuffer
 
 CPU, VOCAB = torch.device("cpu"), 50
