@@ -82,7 +82,7 @@ _NAMES = {  # by module
     "loading.auto": ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"),
     "loading.drafts": ("AutoDraftHead",),
     "loading.published": ("fetch",),
-    "methods.auto.config": ("AutoSpecConfig",),
+    "methods.auto.drafter": ("AutoSpecConfig",),
     "methods.auto.spec_memory": ("SpecMemory",),
     "methods.common.drafter": ("Drafter",),
     "methods.common.config": ("SpecConfig",),
@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from hf_specdec.loading.auto import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from hf_specdec.loading.drafts import AutoDraftHead
     from hf_specdec.loading.published import fetch
-    from hf_specdec.methods.auto.config import AutoSpecConfig
+    from hf_specdec.methods.auto.drafter import AutoSpecConfig
     from hf_specdec.methods.auto.spec_memory import SpecMemory
     from hf_specdec.methods.common.config import SpecConfig
     from hf_specdec.methods.common.drafter import Drafter

@@ -17,8 +17,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec.forward import prompt
-from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.auto.drafter import AutoDrafter, AutoSpecConfig
 from hf_specdec.methods.common.node_logits import Array
 from tests.native.recycled import get, key_of
 

@@ -3,8 +3,7 @@
 import logging
 
 from hf_specdec.kernels import native
-from hf_specdec.methods.auto.config import AutoSpecConfig
-from hf_specdec.methods.auto.drafter import AutoDrafter
+from hf_specdec.methods.auto.drafter import AutoDrafter, AutoSpecConfig
 from hf_specdec.methods.auto.spec_memory import SpecMemory
 from hf_specdec.methods.common.drafter import BaseDrafter
 from hf_specdec.methods.common.entry import DrafterContext, Method, MethodState, Source

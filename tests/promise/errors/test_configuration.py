@@ -19,7 +19,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.auto.config import AutoSpecConfig
+from hf_specdec.methods.auto.drafter import AutoSpecConfig
 from hf_specdec.methods.draft_model.config import DraftModelConfig
 from hf_specdec.methods.lookahead.config import LookaheadConfig
 from hf_specdec.methods.prompt_lookup.config import PromptLookupConfig
