@@ -8,7 +8,7 @@ Names                              Why
                                    models with attention code of their own take a foreign mask for theirs
 mask functions                     a tree's mask is the model's own mask evaluated at the nodes' positions
 `_attn_implementation`             names the mask function, on a private copy of the configuration
-`_buffers`                         hold tables of masks and positions
+`_buffers`                         hold tables of positions
 `rope_type`                        how `dynamic_rope_update` works, by the last position of a forward
 `original_max_position_embeddings`
                                    where long-rope changes its frequencies, and where Phi-3 drops its cache
@@ -36,7 +36,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.generation import has_own_cache, has_own_input_preparation
-from hf_specdec.compat.models import innermost_decoder, input_embeddings, max_positions, named_positions, text_config
+from hf_specdec.compat.models import innermost_decoder, input_embeddings, named_positions, text_config
 from hf_specdec.compat.modules import modules_of
 
 EAGER = "eager_attention_forward"
@@ -169,19 +169,9 @@ def masks_for_forward(
     )
 
 
-def tables_of_masks(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Buffers `(..., P, P)` that hold a mask for each of the model's P positions, as GPT-Neo's layers do."""
-    positions = max_positions(model.config)
-    if positions is None:
-        return []
-    tables = [table for module in modules_of(model) for table in module._buffers.values() if table is not None]
-    return [table for table in tables if table.shape[-2:] == (positions, positions)]
-
-
-def has_table_with_window(model: PreTrainedModel) -> bool:
-    """True if layers take a window from such a table, which counts columns of the cache instead of positions."""
-    tables = [table for table in tables_of_masks(model) if table.dtype == torch.bool]
-    return any(table.is_meta or not table[..., -1, 0].any() for table in tables)  # on the meta device nothing is known
+def counts_masks_in_columns(model: PreTrainedModel) -> bool:
+    """True if layers cut masks and windows out of a table by columns of the cache, not by positions, as GPT-Neo's."""
+    return any(getattr(module, "attention_type", None) in ("global", "local") for module in modules_of(model))
 
 
 def knows_windows(model: PreTrainedModel) -> bool:
@@ -279,11 +269,8 @@ def cache_drop_length(model: PreTrainedModel) -> int | None:
 
 
 def scaled_length(model: PreTrainedModel) -> int | None:
-    """Columns of the cache from which on attention goes by their number, whatever the positions are; or `None`.
-
-    Llama 4 scales by them; GPT-Neo has a table of masks with as many columns as there are positions.
-    """
+    """Columns of the cache from which on attention is scaled by their number, whatever the positions are (Llama 4)."""
     modules: list[Any] = modules_of(model)
     attention = [module for module in modules if hasattr(module, "floor_scale")]
-    scaled = [int(module.floor_scale) for module in attention if module.attn_temperature_tuning and not module.use_rope]
-    return min([*scaled, *(table.shape[-1] for table in tables_of_masks(model))], default=None)
+    scaled = (int(module.floor_scale) for module in attention if module.attn_temperature_tuning and not module.use_rope)
+    return min(scaled, default=None)

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.common.tree import DraftTree, TreeBuilder
-from hf_specdec.compat.attention import attention_implementation, has_table_with_window, knows_windows
+from hf_specdec.compat.attention import attention_implementation, counts_masks_in_columns, knows_windows
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.generation import fresh_cache
@@ -174,7 +174,7 @@ def _known_reason(model: PreTrainedModel) -> str | None:
     if not TreeMasks(model).supported:
         name = attention_implementation(model.config)
         return f'{name!r} attention takes no mask of a tree; attn_implementation="sdpa" does'
-    if has_table_with_window(model):
+    if counts_masks_in_columns(model):
         return "its windows are counted in columns of the cache, of which a tree has more than its text"
     if not places_trees(model):
         of_cache = "its decoder takes positions from the cache"
