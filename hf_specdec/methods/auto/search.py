@@ -31,6 +31,8 @@ Said = Sequence[tuple[int, Entry]]  # what each source that knows a context says
 
 PRIOR_COUNT = 4.0  # accepted tokens as which an unknown text counts
 MOST_TRUST = 1.3
+UNLIKELIEST = -7.0  # evidence of tokens that are drawn all the same, where the noise of their draw is small
+WIDTH = 10  # nodes scored by one forward of the draft model, at most
 THIS_TEXT, POOLED, RECYCLED = 0, 1, 2  # places of the sources in a row of evidence
 COMMON, DRAFT, SIBLINGS = range(RECYCLED + MAX_KEY, RECYCLED + MAX_KEY + 3)
 NAMES: Mapping[int, str] = {  # but for the draft's, which a call brings
@@ -169,10 +171,6 @@ class Search:
     def follow(self, tree: DraftTree, accepted: Sequence[int]) -> None:
         """Learn every token that the text went on with, down the verified `tree`."""
         self._search.follow(tree.tokens, tree.parents, accepted)
-
-
-UNLIKELIEST = -7.0  # evidence of tokens that are drawn all the same, where the noise of their draw is small
-WIDTH = 10  # nodes scored by one forward of the draft model, at most
 
 
 class DraftSource:

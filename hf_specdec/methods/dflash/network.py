@@ -30,6 +30,7 @@ UNKNOWN: Mapping[str, Any] = {
     "sample_from_anchor": False,
     "use_aux_hidden_state": True,
 }
+MASK_EMBEDDING = "mask_embedding.pt"
 ALL = AttentionSpan()
 
 
@@ -138,9 +139,6 @@ def _sliding_span(
     if from_root:
         return AttentionSpan(window, 0 if is_causal else None, from_root=True)
     return AttentionSpan(window - 1, 0 if is_causal else window - 1)
-
-
-MASK_EMBEDDING = "mask_embedding.pt"
 
 
 class DFlashHead(LayerHead, BlockHead):

@@ -32,6 +32,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 SAME = "same"  # as the model's layer of the same number
 COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 NUMBERED = r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\."  # after the model's own layers
+QUANTISED = re.compile(r"\.(weight_scale(_2)?|weight_packed|qweight|scales|weight\.absmax)$")
+OTHER_METHOD = 'Use another spec_method, such as "auto".'
+REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
 BELOW_MTP = r"^(?:model\.)?mtp\.layers\.(\d+)\."
 
 
@@ -151,11 +154,6 @@ def _family(model: PreTrainedModel) -> MtpFamily:
     family = family_of(model.config)
     assert family is not None
     return family
-
-
-QUANTISED = re.compile(r"\.(weight_scale(_2)?|weight_packed|qweight|scales|weight\.absmax)$")
-OTHER_METHOD = 'Use another spec_method, such as "auto".'
-REMEDY = "Name the original checkpoint: hf_specdec.AutoDraftHead.from_pretrained(path, target=model)."
 
 
 def load_mtp(target: PreTrainedModel, path: str | None = None) -> MtpModel:

@@ -17,6 +17,7 @@ from hf_specdec.tools.bench.measure import digest_of
 from hf_specdec.tools.bench.rows import PLAIN, TRANSFORMERS
 from hf_specdec.tools.bench.table import OVERALL, speed_table
 
+COLUMNS = {OVERALL: "speed", "tokens/s": "tokens/s", "tokens/step": "tokens/step", "equal": "equal"}
 NUM_CONTEXT = 8  # tokens of the prompt that decide how the first new ones are spelled
 INCOMPLETE = "\ufffd"  # what a decoder writes for a part of a character
 
@@ -96,9 +97,6 @@ class Words:
         """Text of tokens, special ones too."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text if isinstance(text, str) else "".join(text)
-
-
-COLUMNS = {OVERALL: "speed", "tokens/s": "tokens/s", "tokens/step": "tokens/step", "equal": "equal"}
 
 
 @dataclass(frozen=True, slots=True)
