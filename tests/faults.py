@@ -261,7 +261,7 @@ MUTANTS = (
         "request.call.reaches(length + 1)",
         "False",
     ),
-    Mutant("windows of another class count", MASKS, "if base is not GenerationMixin", ""),
+    Mutant("windows of another class count", MASKS, "__mro__} - {GenerationMixin}", "__mro__}"),
     Mutant("states of the target have no positions", DFLASH, "rotated(keys, cosine, sine)", "keys"),
     Mutant("layers with a window see as others", DFLASH, "if kind == SLIDING", "if False"),
     Mutant("layers of the authors' form count from 1", DFLASH, "tuple(layer_id + 1 for", "tuple(layer_id for"),
