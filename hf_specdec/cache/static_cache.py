@@ -129,6 +129,14 @@ class StaticSpecLayer(SpecLayer):
             mark_static_address(self.keys)
             mark_static_address(self.values)
 
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep only the rows with these indices, in this order, in buffers for as many."""
+        super().select(rows)
+        keys, values = self.keys[: len(rows)], self.values[: len(rows)]
+        self._allocate(tuple(keys.shape), tuple(values.shape), keys, values)
+        self.keys.copy_(keys)
+        self.values.copy_(values)
+
     def empty(self) -> None:
         """Forget everything; the buffers stay where they are."""
         self.clear_index()
