@@ -4,15 +4,17 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import Cache, DynamicCache, DynamicLayer, StaticLayer, StaticSlidingWindowLayer
 
 from hf_specdec.cache.prefix_cache import KeysValues, Prefix, States
-from hf_specdec.cache.spec_layer import Blocks, Moves, SpecLayer, WriteIndex
+from hf_specdec.cache.spec_layer import Blocks, SpecLayer, WriteIndex
 from hf_specdec.cache.state_layer import Columns, StateAttentionLayer, StateLayer
 from hf_specdec.common.packed_rows import PackedRows
 from hf_specdec.common.replaced import this_thread
-from hf_specdec.common.transfer import HOST
+from hf_specdec.common.transfer import HOST, upload
 from hf_specdec.compat.caches import (
     ATTENTION_LAYERS,
     STATE_ATTENTION_LAYERS,
@@ -190,21 +192,27 @@ class SpecCache(Cache):
                 states.commit(kept)
         starts = self.lengths
         self.lengths = tuple([length + len(path) for length, path in zip(starts, paths, strict=True)])
-        moves = Moves.of(starts, paths)
-        if moves is None and written and written[0].lengths == self.lengths:
+        moves = [
+            (row, start + column, start + place)
+            for row, (start, path) in enumerate(zip(starts, paths, strict=True))
+            for place, column in enumerate(path)
+            if place != column
+        ]
+        if moves:
+            self._move(np.array(moves))
+        elif written and written[0].lengths == self.lengths:
             return  # every column is kept where it is
-        if moves is not None:
-            self.move(moves)
         for layer in written:
             layer.set_lengths(self.lengths)
 
-    def move(self, moves: Moves) -> None:
-        """Move columns in all layers, those of a block at once."""
+    def _move(self, moves: npt.NDArray[np.int64]) -> None:
+        """Move columns in all layers, those of a block at once: `(M, 3)`, row, column and its new place in the text."""
         indices: dict[tuple[torch.device, int], tuple[torch.Tensor, ...]] = {}
         for block, offset in self._blocks():
             where = (block.device, offset)
             if where not in indices:
-                indices[where] = moves.on(*where)
+                places = torch.from_numpy(moves - [0, offset, offset])
+                indices[where] = upload(places, block.device).unbind(dim=1)
             rows, source, target = indices[where]
             block[:, rows, :, target] = block[:, rows, :, source]  # (M, buffers, heads, head_dim)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_specdec.cache import spec_layer, static_cache
+from hf_specdec.cache import spec_cache, spec_layer, static_cache
 from hf_specdec.common import transfer
 from hf_specdec.engine import static_shapes, step
 from hf_specdec.engine.cost import cost_model
@@ -137,7 +137,7 @@ class DeviceClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         monkeypatch.setattr(CompiledForward, "__call__", run)
         monkeypatch.setattr(node_logits, "_on_host", on_host)
-        for module in (transfer, spec_layer, static_cache, rejections, node_processors):
+        for module in (transfer, spec_cache, spec_layer, static_cache, rejections, node_processors):
             monkeypatch.setattr(module, "upload", uploaded)
 
 
