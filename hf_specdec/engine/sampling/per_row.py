@@ -109,14 +109,6 @@ def of_prompt(processors: Iterable[Any], index: int) -> list[Any]:
     return [item.made(index) if isinstance(item, PerRow) else item for item in processors]
 
 
-def of_only_row(processors: Iterable[Any]) -> list[Any]:
-    """The processors of a call of one row."""
-    items = list(processors)
-    while any(isinstance(item, PerRow) for item in items):
-        items = [item.of_row(0) if isinstance(item, PerRow) else item for item in items]
-    return items
-
-
 def _row_of(scores: Any, row: int) -> Any:
     """One row of the scores; criteria get them as a tuple of steps, or not at all."""
     if isinstance(scores, tuple | list):

@@ -19,7 +19,7 @@ from hf_specdec.compat.generation import in_order
 from hf_specdec.engine.sampling.constraint import Constraint
 from hf_specdec.engine.sampling.node_processors import NodeProcessors
 from hf_specdec.engine.sampling.noise_ahead import NoiseAhead
-from hf_specdec.engine.sampling.per_row import PerRow, of_only_row
+from hf_specdec.engine.sampling.per_row import PerRow, processors_of_row
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.engine.sampling.rejections import Rejections
 from hf_specdec.forward.text_rows import TokenBuffer
@@ -49,7 +49,7 @@ class Sampler:
         generator: torch.Generator | None = None,
     ) -> None:
         if type(processors) is LogitsProcessorList and any(isinstance(item, PerRow) for item in processors):
-            processors = LogitsProcessorList(of_only_row(processors))
+            processors = processors_of_row(processors, 0)
         self.processors, self.device, self.generator = in_order(processors), device, generator
         self.constraint = next((item for item in processors if isinstance(item, Constraint)), None)
         self.do_sample = bool(config.do_sample)
