@@ -75,17 +75,17 @@ def test_random_numbers_are_no_reason_against_drafts(tokenizer: Any, monkeypatch
     model = hf_specdec.AutoModelForCausalLM.from_pretrained(embedded.path("target"), precision="fp32")
     prompt = tokenizer("def add(a, b):\n    return a + b\n", return_tensors="pt").input_ids
     clock, recorded = Clock(monkeypatch), []
-    exponential, record = torch.Tensor.exponential_, Budget.record
+    exponential, record = noise_ahead._exponential, Budget.record
 
-    def slow(room: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def slow(*args: Any) -> torch.Tensor:
         clock.now += 1.0
-        return exponential(room, *args, **kwargs)
+        return exponential(*args)
 
     def listen(budget: Budget, *args: Any, **kwargs: Any) -> None:
         recorded.append(kwargs["seconds"] + kwargs["draft_seconds"])
         record(budget, *args, **kwargs)
 
-    monkeypatch.setattr(torch.Tensor, "exponential_", slow)
+    monkeypatch.setattr(noise_ahead, "_exponential", slow)
     monkeypatch.setattr(Budget, "record", listen)
     monkeypatch.setattr(noise_ahead, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     model.generate(prompt.repeat(2, 1), max_new_tokens=24, do_sample=True, spec_method="auto")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hf_specdec.common.transfer import is_host
+from hf_specdec.common.transfer import HOST, is_host
 from hf_specdec.engine.sampling.random_streams import RandomStream
 from hf_specdec.kernels.native import core
 
@@ -169,7 +169,7 @@ def _exponential(room: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 def _of_uniform(room: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """What torch computes of the same uniform numbers, one at a time."""
     assert core is not None
-    uniform = torch.empty(len(room), dtype=torch.float64).uniform_(generator=generator)
+    uniform = torch.empty(len(room), dtype=torch.float64, device=room.device).uniform_(generator=generator)
     core.exponential(uniform.data_ptr(), room.data_ptr(), len(room))
     return room
 
@@ -181,7 +181,7 @@ def _core_computes_the_same() -> bool:
         return False
     rows, states = [], []
     for fill in (torch.Tensor.exponential_, _of_uniform):
-        generator = torch.Generator().manual_seed(0)
-        rows.append(fill(torch.empty(4096), generator=generator))
+        generator = torch.Generator(HOST).manual_seed(0)
+        rows.append(fill(torch.empty(4096, device=HOST), generator=generator))
         states.append(generator.get_state())
     return torch.equal(*rows) and torch.equal(*states)
