@@ -47,7 +47,7 @@ def built(root: Path, target: Path) -> Path:
     distribution = Distribution({"name": "hf_specdec", "ext_modules": [extension]})
     command: Any = distribution.get_command_obj("build_ext")
     with tempfile.TemporaryDirectory() as objects:
-        command.build_lib, command.build_temp = str(target), objects
+        command.build_lib, command.build_temp, command.force = str(target), objects, True  # headers may have changed
         command.ensure_finalized()
         try:
             command.run()
