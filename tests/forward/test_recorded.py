@@ -15,7 +15,7 @@ from transformers import (
 import hf_specdec
 from hf_specdec.forward.recorded import forwards
 from hf_specdec.kernels import cpu
-from hf_specdec.kernels.huge_pages import use_huge_pages
+from hf_specdec.kernels.cpu import use_huge_pages
 from tests.helpers.recorded import MODELS, PROMPT, SIZES, generated, model_of, unrecorded
 from tests.helpers.zoo_wide import varied
 

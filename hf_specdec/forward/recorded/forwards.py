@@ -20,7 +20,7 @@ from hf_specdec.forward.recorded.template import Template
 from hf_specdec.forward.recorded.trace import NotRecordable, Record, Trace
 from hf_specdec.kernels import cpu
 from hf_specdec.kernels.core_attention import additive, prepared
-from hf_specdec.kernels.huge_pages import use_huge_pages
+from hf_specdec.kernels.cpu import use_huge_pages
 
 logger = logging.getLogger("hf_specdec")
 
