@@ -11,7 +11,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.call.request import Request, prompt_length
 from hf_specdec.call.rules import OWN_LOOP
-from hf_specdec.common.replaced import Replacement, replaced, this_thread
 from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.compiling import compile_settings
 from hf_specdec.compat.generation import ModelOutput
@@ -32,7 +31,6 @@ class CustomGenerate:
 
     def __init__(self, request: Request, decode: Callable[[Request], Any], streamer: Any = None) -> None:
         self._request, self._decode = request, decode
-        self._encoder_inputs: Any = None
         self._stats: SpecStats | None = None
         self._was_called = False
         self._streamer = _EndedOnce(streamer) if streamer is not None else None
@@ -59,7 +57,7 @@ class CustomGenerate:
             request.user_callbacks,
         )
         self._was_called = True
-        output = self._decode(replace(request, model=model, prepared=call, encoder_inputs=self._encoder_inputs))
+        output = self._decode(replace(request, model=model, prepared=call))
         self._stats = self._stats or getattr(output, "spec_stats", None)
         return output
 
@@ -95,38 +93,6 @@ class CustomGenerate:
     def ending_streamer(self) -> contextlib.AbstractContextManager[Any]:
         """A block that ends the streamer where an error leaves it: its reader waits for a text that will not come."""
         return contextlib.nullcontext() if self._streamer is None else self._streamer
-
-    def reading_encoder(self, arguments: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-        """A block that keeps what the encoder reads, for a draft model that has an encoder of its own.
-
-        Whisper's own `generate` hands transformers' one piece of a long recording after the other, of the rows that are
-        left: within the block, each input of this thread takes the place of the one before.
-        """
-        model = self._request.model
-        if not model.config.is_encoder_decoder:
-            return contextlib.nullcontext()
-        inputs, name = arguments.get("inputs"), model.main_input_name
-        self._encoder_inputs = inputs if inputs is not None else arguments.get(name)
-        if self._request.assistant_model is None:
-            return contextlib.nullcontext()
-        names = (name, getattr(model.get_encoder(), "main_input_name", name))  # a composed model's encoder has its own
-
-        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs = [*(kwargs.get(name) for name in names), *args[:1]]
-            self._encoder_inputs = next((value for value in inputs if value is not None), self._encoder_inputs)
-
-        return replaced([_Encoder(model.get_encoder())], wraps=True, encoder=keep)
-
-
-class _Encoder(Replacement):
-    """Shows what an encoder reads."""
-
-    __slots__ = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if this_thread.encoder is not None:
-            this_thread.encoder(args, kwargs)
-        return self.original(*args, **kwargs)
 
 
 class _EndedOnce:

@@ -208,7 +208,7 @@ def _prepared(inner: Generate, request: Request, decode: Callable[[Request], Any
     _place_models(request)
     arguments = _decoding_arguments(request)
     arguments["custom_generate"] = custom = CustomGenerate(request, decode, arguments.get("streamer"))
-    with custom.ending_streamer(), custom.reading_encoder(arguments):
+    with custom.ending_streamer():
         return custom.within(inner, arguments)
 
 

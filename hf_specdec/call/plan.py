@@ -218,6 +218,5 @@ def _draft_runner(request: Request, plan: CallPlan) -> BaseDraftRunner | None:
         tier=tier,
         budget=request.budget,
         facts=draft_facts,
-        encoder_inputs=request.encoder_inputs,
         translations=request.translations,
     )

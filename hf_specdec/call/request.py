@@ -59,7 +59,6 @@ class Request:
         is_default (`bool`): whether the method comes from a generation configuration, not from the call itself. A
             default that cannot be honoured decodes plainly.
         prepared (`Call | None`): the call as transformers prepared it; `None` before.
-        encoder_inputs: what the encoder has read, where a draft model has an encoder too.
     """
 
     model: PreTrainedModel
@@ -74,7 +73,6 @@ class Request:
     tokenizers: tuple[Any, Any] | None = None
     is_default: bool = False
     prepared: Call | None = None
-    encoder_inputs: Any = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, arguments: Mapping[str, Any]) -> Self:

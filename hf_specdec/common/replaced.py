@@ -62,7 +62,6 @@ class ThreadValues(threading.local):
         recorded: the cache that records states of layers.
         recorder (`Recorder | None`): takes notes of the forward.
         states (`list[Tensor] | None`): gets the last hidden states.
-        encoder: gets the arguments of an encoder.
     """
 
     depth = 0
@@ -73,7 +72,6 @@ class ThreadValues(threading.local):
     recorded: Any = None
     recorder: Recorder | None = None
     states: list[torch.Tensor] | None = None
-    encoder: Any = None
 
 
 this_thread = ThreadValues()

@@ -104,6 +104,9 @@ def _check_draft_model(method: Method, assistant: Any, network: Any) -> None:
     if network.device.type == "meta" and not is_dispatched(network):
         remedy = "Load its weights with from_pretrained."
         refuse("must have weights, not be on the meta device", remedy, network.device)
+    if network.config.is_encoder_decoder:
+        remedy = 'Use spec_method="auto" without one, or a decoder alone (WhisperForCausalLM).'
+        refuse("must be a decoder, with no encoder of its own", remedy)
     if adds_virtual_tokens(assistant):
         remedy = "Pass its get_base_model(), which drafts without them, or a draft with a LoRA adapter."
         refuse("must have no virtual tokens of PEFT's", remedy)
@@ -119,7 +122,7 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
         ConfigError: the models are of different kinds, their vocabularies differ by more than padding, or the draft
             alone is shared between processes.
     """
-    if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
+    if target.config.is_encoder_decoder:
         _check_encoder(target, draft)
     if device_mesh(draft) is not None and device_mesh(target) is None:
         raise ConfigError(
@@ -143,12 +146,12 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
 
 
 def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Refuse a draft of the other kind, unless it is a decoder that reads the target's encoder."""
+    """Refuse a draft that cannot read the target's encoder."""
     name = type(draft).__name__
-    if not (target.config.is_encoder_decoder and takes_encoder_outputs(draft)):
-        kinds = {True: "an encoder-decoder", False: "a decoder-only model"}
-        rule = f"must be {kinds[bool(target.config.is_encoder_decoder)]} like the target"
-        raise ConfigError("assistant_model", rule, name, "Choose another draft model.")
+    if not takes_encoder_outputs(draft):
+        raise ConfigError(
+            "assistant_model", "must read the target's encoder", name, 'Use spec_method="auto" without one.'
+        )
     width, target_width = (getattr(model.config, "hidden_size", None) for model in (draft, target))
     if width != target_width:
         rule = f"must have the target's hidden_size of {target_width} to read its encoder"
@@ -158,8 +161,8 @@ def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
 def _check_translated(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Refuse a draft with a tokenizer of its own that cannot be told a text by tokens of its own."""
     name = type(draft).__name__
-    if draft.config.is_encoder_decoder or target.config.is_encoder_decoder:
-        rule = "must be a decoder-only model like the target with an assistant_tokenizer"
+    if target.config.is_encoder_decoder:
+        rule = "must share the tokenizer of an encoder-decoder"
         raise ConfigError("assistant_model", rule, name, "Choose a draft with the target's tokenizer.")
     if device_mesh(draft) is not None:
         rule = "must be in one process with an assistant_tokenizer"
@@ -215,7 +218,6 @@ def draft_runner_of(
     tier: Tier,
     budget: int,
     facts: ModelFacts,
-    encoder_inputs: Any = None,
     translations: Sequence[Translation] | None = None,
 ) -> DraftRunner:
     """The draft model with a cache of its own, ready to read the call's prompts.
@@ -223,9 +225,7 @@ def draft_runner_of(
     Args:
         budget: most tokens drafted a step.
         facts: what is known of the draft's structure.
-        encoder_inputs: of an encoder-decoder call: what the target's encoder has read.
         translations: each row's prompt in the draft's vocabulary, where that is another one.
-
     """
     ids, mask = call.input_ids, call.model_kwargs.get("attention_mask")
     if translations is not None:
@@ -233,9 +233,7 @@ def draft_runner_of(
         ids, mask = left_padded([translation.fixed[:-1] or translation.fixed for translation in translations], HOST)
         mask = None if bool(mask.all()) else mask
     ids = ids.to(input_device(draft))
-    if draft.config.is_encoder_decoder:
-        kwargs = _encoded(call, draft, encoder_inputs)
-    elif call.model.config.is_encoder_decoder:
+    if call.model.config.is_encoder_decoder:
         kwargs = _with_targets_encoding(call, draft)
     else:
         kwargs = _decoder_kwargs(draft, ids, mask)
@@ -303,24 +301,3 @@ def _with_targets_encoding(call: Call, draft: PreTrainedModel) -> dict[str, Any]
     """Arguments with the target's encoder output, for a draft that is a decoder alone."""
     states = call.model_kwargs["encoder_outputs"][0].to(input_device(draft), draft.dtype)
     return {"use_cache": True, **fresh_cache(draft), "encoder_outputs": (states,)}
-
-
-def _encoded(call: Call, draft: PreTrainedModel, inputs: Any) -> dict[str, Any]:
-    """The draft's own encoding of what the target's encoder has read."""
-    if not isinstance(inputs, torch.Tensor):
-        raise ConfigError(
-            call.model.main_input_name,
-            "must be given to the generate of an enabled model with a draft model, whose own encoder reads it",
-            None if inputs is None else type(inputs).__name__,
-            "Leave out inputs_embeds and encoder_outputs.",
-        )
-    copies = call.input_ids.shape[0] // inputs.shape[0]
-    inputs = inputs.repeat_interleave(copies, dim=0).to(input_device(draft))
-    kwargs: dict[str, Any] = {"use_cache": True, **fresh_cache(draft)}
-    mask = call.model_kwargs.get("attention_mask")
-    if isinstance(mask, torch.Tensor):
-        kwargs["attention_mask"] = mask.to(inputs.device)
-    encoder = draft.get_encoder()
-    options = {"attention_mask": kwargs.get("attention_mask")} if inputs.ndim == 2 else {}
-    kwargs["encoder_outputs"] = encoder(inputs, return_dict=True, **options)
-    return kwargs

@@ -34,7 +34,8 @@ CELLS = [
     for family in FAMILY_NAMES
     for method in METHODS
     for kind in INPUTS
-    if not ((method in TREES_ONLY or kind == "padded batch") and (FAMILIES[family].tier == "chain" or family == "t5"))
+    if not (method == "draft_model" and family == "t5")
+    and not ((method in TREES_ONLY or kind == "padded batch") and (FAMILIES[family].tier == "chain" or family == "t5"))
 ]
 ALWAYS = [cell for cell in CELLS if cell[0] == "llama" and (cell[2] == "padded batch" or cell[1] == "draft_model")]
 
