@@ -44,8 +44,6 @@ CASES = [
     (["--model", "my-modle"], "must be an existing folder or a name on the hub, but there is no folder 'my-m", ""),
     (["--model", embedded.__file__], "is a file", ""),
     (["--device-map", "somewhere"], "`device_map` must be a device that is here (cpu", "Name one of them"),
-    (["--spec-memory", "/dev/null"], "`spec_memory` must be a regular file", ""),
-    (["--spec-memory", "m.safetensors", *LOOKUP], '`spec_memory` must come with spec_method="auto"', "Other methods"),
     (["\udce9"], "Unicode", ""),
 ]
 

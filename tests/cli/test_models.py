@@ -1,4 +1,4 @@
-"""The one loader of all commands: the default model, precisions, drafts, memory, and models that cannot be."""
+"""The one loader of all commands: the default model, precisions, drafts, and models that cannot be."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,10 @@ import pytest
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-import hf_specdec
 from hf_specdec import embedded
 from hf_specdec.errors import CheckpointError, ConfigError
 from hf_specdec.tools.cli import models
 from hf_specdec.tools.cli.options import LoadOptions, MethodOptions
-from hf_specdec.tools.cli.processes import remembering
 
 EMBEDDED = LoadOptions(model="embedded", dtype="fp32")
 
@@ -44,34 +42,6 @@ def test_methods_bring_the_embedded_drafts_with_the_embedded_target_alone() -> N
     assert "assistant_tokenizer" not in kwargs
     with pytest.raises(ConfigError, match="`assistant_model` must be given with spec_method='draft_model'"):
         models.load(LoadOptions(model=embedded.path("target")), MethodOptions(spec_method="draft_model"))
-
-
-def test_a_memory_is_loaded_and_saved(tmp_path: Path) -> None:
-    """Also where the block ends with an error."""
-    file = tmp_path / "memory.safetensors"
-    target, kwargs = models.load(EMBEDDED, MethodOptions(spec_memory=file))
-    inputs = target.tokenizer("x = [1, 2, 3, 1, 2, 3]\n", return_tensors="pt")
-    with pytest.raises(KeyboardInterrupt), remembering(target.model, file):
-        target.model.generate(**inputs, max_new_tokens=8, **kwargs)
-        raise KeyboardInterrupt
-    texts = hf_specdec.SpecMemory.load(file).pool.generations()
-    assert texts[1][-1] == -1
-    other, _ = models.load(EMBEDDED)
-    with remembering(other.model, file):
-        assert hf_specdec.spec_memory(other.model).pool.generations() == texts
-
-
-def test_a_memory_of_another_tokenizer_or_no_memory_is_refused(tmp_path: Path) -> None:
-    file, model = tmp_path / "memory.safetensors", models.load(EMBEDDED)[0].model
-    memory = hf_specdec.SpecMemory(1000, 1000)
-    memory.pool.add([1, 2, 1_000_000])
-    memory.save(file)
-    with pytest.raises(ConfigError, match="must hold tokens of this model"), remembering(model, file):
-        pass
-    file.write_text("mine")
-    with pytest.raises(ConfigError, match="spec_memory"), remembering(model, file):
-        pass
-    assert file.read_text() == "mine"
 
 
 def test_a_speech_model_is_refused(tokenizer: Any, tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ def chat(
 
     from hf_specdec.tools.cli.conversation import Conversation, converse
     from hf_specdec.tools.cli.models import load
-    from hf_specdec.tools.cli.processes import remembering
 
     loaded, method_kwargs = load(loading, method)
     loaded.tokenizer.chat_template = template or getattr(loaded.tokenizer, "chat_template", None)
@@ -41,5 +40,4 @@ def chat(
         raise ConfigError("model", "must have a chat template", loaded.name, remedy)
     if seed is not None:
         torch.manual_seed(seed)
-    with remembering(loaded.model, method.spec_memory):
-        converse(Conversation(loaded, kwargs | method_kwargs, system))
+    converse(Conversation(loaded, kwargs | method_kwargs, system))

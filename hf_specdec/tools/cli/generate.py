@@ -86,18 +86,17 @@ def generate(
     device = processes.process_device() if many.prompts_file is not None else None
     loaded, method_kwargs = load(loading, method, device=device)
     job = jobs.Job(loaded, method_kwargs, kwargs, seed)
-    with processes.remembering(loaded.model, method.spec_memory):
-        if many.prompts_file is not None and many.out is not None:
-            generate_file(job, many.prompts_file, many.out, many.batch_size or BATCH_SIZE)
-            return
-        prompts = jobs.make_prompts(text, loaded.tokenizer, is_chat=chat, system=system)
-        if text is None and not json:
-            note(prompts[0].text, "dim")
-        if compare:
-            from hf_specdec.tools.cli.measured import compare_and_print
+    if many.prompts_file is not None and many.out is not None:
+        generate_file(job, many.prompts_file, many.out, many.batch_size or BATCH_SIZE)
+        return
+    prompts = jobs.make_prompts(text, loaded.tokenizer, is_chat=chat, system=system)
+    if text is None and not json:
+        note(prompts[0].text, "dim")
+    if compare:
+        from hf_specdec.tools.cli.measured import compare_and_print
 
-            compare_and_print(job, prompts, rounds, as_json=json)
-        elif json:
-            job.print_document(prompts[0])
-        else:
-            job.show(prompts[0])
+        compare_and_print(job, prompts, rounds, as_json=json)
+    elif json:
+        job.print_document(prompts[0])
+    else:
+        job.show(prompts[0])

@@ -8,7 +8,6 @@ import torch
 from transformers import logging
 
 from hf_specdec.call.arguments import NONE, check_method
-from hf_specdec.common.files import check_output
 from hf_specdec.distributed.placement import place
 from hf_specdec.errors import ConfigError, SpecError
 from hf_specdec.loading.published import EMBEDDED, PUBLISHED, fetch, folder_of
@@ -91,11 +90,6 @@ def read_method(options: MethodOptions) -> dict[str, Any]:
         method = resolve(_method_of_draft(options.assistant_model))
     else:
         method = resolve(options.spec_method or (config_arguments()[forms[0]].name if forms else "auto"))
-    if options.spec_memory is not None:
-        if method.name != "auto":
-            rule = 'must come with spec_method="auto"'
-            raise ConfigError("spec_memory", rule, str(options.spec_memory), "Other methods keep no such memory.")
-        check_output("spec_memory", options.spec_memory)
     field = forms[0] if forms else "spec_config"
     return {"spec_method": method.name, "spec_config": method.config_class.parse(values.get(field), field)}
 

@@ -8,7 +8,6 @@ import pkgutil
 import socket
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -106,8 +105,6 @@ class MethodOptions:
         assistant_model (`str`): Folder, GGUF file or hub name of a smaller model or a draft head; smollm2-head,
             embedded-draft and embedded-head are at hand. A model may have a tokenizer of its own.
         assistant_dtype (`str`): Precision of the draft model or head. Default: as --dtype.
-        spec_memory (`Path`): With auto: what it remembers, loaded from this file if it is there and saved to it at the
-            end. It holds the texts' tokens. Of several processes the first one saves.
     """
 
     spec_method: str | None = None
@@ -119,7 +116,6 @@ class MethodOptions:
     )
     assistant_model: str | None = None
     assistant_dtype: str | None = None
-    spec_memory: Path | None = None
 
     def __post_init__(self) -> None:
         has_registry = "hf_specdec.methods.registry" in sys.modules  # it may have methods of a plugin, and checks later

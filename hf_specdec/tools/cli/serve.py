@@ -89,9 +89,6 @@ def serve(
     """
     server.check()
     check_port(server.host, server.port)
-    if method.spec_memory is not None and batch.memory != "shared":
-        remedy = "Add --memory shared: the file is of the texts of all clients."
-        raise ConfigError("spec_memory", "must come with --memory shared", str(method.spec_memory), remedy)
     for package in PACKAGES:
         import_extra(package, "serve", "The server")
     import uvicorn
@@ -100,7 +97,6 @@ def serve(
     from hf_specdec.api.many_prompts.shared_batch import SharedBatch
     from hf_specdec.cache.prefix_cache import PrefixCache
     from hf_specdec.tools.cli.models import load
-    from hf_specdec.tools.cli.processes import remembering
     from hf_specdec.tools.serve.app import build_app
     from hf_specdec.tools.serve.requests import RequestReader, method_arguments
 
@@ -113,24 +109,23 @@ def serve(
         max_new_tokens=batch.max_new_tokens,
         shares_texts=shares_texts,
     )
-    with remembering(loaded.model, method.spec_memory):
-        shared = SharedBatch(
-            loaded.model,
-            tokenizer=loaded.tokenizer,
-            max_batch_size=batch.batch_size,
-            max_queue=batch.max_queue,
-            prefix_cache=PrefixCache(round(batch.prefix_cache_size * 1e9)),
-            prefill_chunk_size=batch.prefill_chunk_size,
-            **method_arguments(kwargs, shares_texts=shares_texts),
-        )
-        note(f"{reader.name} tries its first tokens", "dim")
-        tried = method_arguments(kwargs, shares_texts=False)  # nothing drafts from it later
-        list(generate_many(loaded.model, [reader.trial()], prefill_chunk_size=batch.prefill_chunk_size, **tried))
-        note(server.first_request(reader.name, is_chat=loaded.tokenizer.chat_template is not None))
-        uvicorn.run(
-            build_app(shared, reader, api_keys=server.api_key or []),
-            host=server.host,
-            port=server.port,
-            limit_concurrency=server.limit_concurrency,
-            timeout_graceful_shutdown=server.shutdown_timeout,
-        )
+    shared = SharedBatch(
+        loaded.model,
+        tokenizer=loaded.tokenizer,
+        max_batch_size=batch.batch_size,
+        max_queue=batch.max_queue,
+        prefix_cache=PrefixCache(round(batch.prefix_cache_size * 1e9)),
+        prefill_chunk_size=batch.prefill_chunk_size,
+        **method_arguments(kwargs, shares_texts=shares_texts),
+    )
+    note(f"{reader.name} tries its first tokens", "dim")
+    tried = method_arguments(kwargs, shares_texts=False)  # nothing drafts from it later
+    list(generate_many(loaded.model, [reader.trial()], prefill_chunk_size=batch.prefill_chunk_size, **tried))
+    note(server.first_request(reader.name, is_chat=loaded.tokenizer.chat_template is not None))
+    uvicorn.run(
+        build_app(shared, reader, api_keys=server.api_key or []),
+        host=server.host,
+        port=server.port,
+        limit_concurrency=server.limit_concurrency,
+        timeout_graceful_shutdown=server.shutdown_timeout,
+    )

@@ -66,7 +66,6 @@ def summarize(
     from hf_specdec.kernels.quantization.weights import precision_of
     from hf_specdec.tools.bench.table import check_pandas, show
     from hf_specdec.tools.cli.models import load
-    from hf_specdec.tools.cli.processes import remembering
     from hf_specdec.tools.cli.report import print_json
     from hf_specdec.tools.summarize.run import Summarizer, check_rouge, read_articles, score_rows, summarize_all
 
@@ -75,9 +74,8 @@ def summarize(
     loaded, ours = load(loading, method)
     limits = (summary.max_input_tokens, summary.prompt_template)
     summarizer = Summarizer(loaded.model, loaded.tokenizer, kwargs, seed or 0, *limits)
-    with remembering(loaded.model, method.spec_memory):
-        ways = {PLAIN: {"spec_method": None}, ours["spec_method"]: ours}
-        rows = score_rows(summarize_all(summarizer, texts, ways), texts)
+    ways = {PLAIN: {"spec_method": None}, ours["spec_method"]: ours}
+    rows = score_rows(summarize_all(summarizer, texts, ways), texts)
     dtype = precision_of(loaded.model)
     if json:
         setting = {"model": loaded.name, "dtype": dtype, "num_articles": len(texts), "options": kwargs}
