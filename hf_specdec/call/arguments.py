@@ -4,18 +4,15 @@ Arguments win over the generation configuration of the call, that over the model
 given. Errors of one argument are raised here; `rules` has those that depend on several arguments or on the model.
 """
 
-import difflib
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec.call.request import Request
 from hf_specdec.compat.caches import under_new_name
-from hf_specdec.compat.generation import accepted_arguments
 from hf_specdec.engine.draft_pairing import read_draft
 from hf_specdec.engine.model_state import state_of
 from hf_specdec.errors import ConfigError
@@ -60,25 +57,6 @@ DRAFTS = ("assistant_model", "assistant_tokenizer")
 def added_arguments() -> tuple[str, ...]:
     """Names of the arguments that this package adds to `generate`."""
     return ("spec_method", "spec_config", "spec_observer", *config_arguments())
-
-
-@functools.cache
-def _usual_names() -> frozenset[str]:
-    """Names that most calls of `generate` have."""
-    names = {*inspect.signature(GenerationMixin.generate).parameters, *vars(GenerationConfig())}
-    return frozenset(names | {"input_ids", "attention_mask", "tokenizer", "assistant_tokenizer"})
-
-
-def check_spelling(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
-    """Raise for an argument of this package that is misspelt.
-
-    Raises:
-        ConfigError: names the nearest argument that there is.
-    """
-    for name in arguments.keys() - _usual_names() - set(added := added_arguments()):
-        close = difflib.get_close_matches(name, added, n=1, cutoff=0.75)
-        if close and name not in accepted_arguments(model):
-            raise ConfigError(name, "must be an argument of generate", arguments[name], f"Did you mean {close[0]!r}?")
 
 
 def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,14 +230,10 @@ def _only_config(method: Method, config: Any, named_configs: Mapping[str, Any]) 
 def _check_plain(request: Request, named_configs: Mapping[str, Any]) -> None:
     """Raise where a call without a method has what only a method could use."""
     arguments = request.arguments
-    if (config := arguments.get("spec_config")) is not None:
-        raise ConfigError("spec_config", "must come with a spec_method", config, 'Add spec_method="prompt_lookup".')
-    for name, value in named_configs.items():
-        remedy = f'Add spec_method="{config_arguments()[name].name}".'
-        raise ConfigError(name, "must come with a spec_method", value, remedy)
-    if (observer := arguments.get("spec_observer")) is not None:
-        remedy = 'Add spec_method="plain" to see steps without drafts.'
-        raise ConfigError("spec_observer", "must come with a spec_method", observer, remedy)
+    for name in ("spec_config", *named_configs, "spec_observer"):
+        if (value := arguments.get(name)) is not None:
+            method = config_arguments()[name].name if name in named_configs else "auto"
+            raise ConfigError(name, "must come with a spec_method", value, f'Add spec_method="{method}".')
     if isinstance(head := arguments.get("assistant_model"), DraftHead):
         remedy = f'Add spec_method="{head.methods[0]}", or leave the head out.'
         raise ConfigError("spec_method", "must be given with a draft head as assistant_model", None, remedy)

@@ -3,7 +3,6 @@
 A check raises what is wrong with a call that asks for its method itself; a method by default then decodes plainly.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -32,19 +31,6 @@ from hf_specdec.methods.registry import METHODS
 Check = Callable[[Request], None]
 CACHES = (None, "dynamic", "static", "hybrid", *STATIC_NAMES)  # transformers takes "hybrid" for no choice
 LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
-INSTEAD = {
-    "prompt_lookup_num_tokens": 'Use spec_method="prompt_lookup" with spec_config={"max_draft_len": ...} in its place.',
-    "max_matching_ngram_size": 'Say it in the spec_config of spec_method="prompt_lookup".',
-    "num_assistant_tokens": 'Use spec_config={"draft_len": ...} of a method that drafts with a model or head.',
-    "assistant_confidence_threshold": 'Use spec_config={"confidence_threshold": ...} of such a method.',
-    "assistant_early_exit": "Load the first layers as a draft model: from_pretrained(path, num_hidden_layers=...).",
-    "use_mtp": 'Use spec_method="mtp" in its place.',
-    "speculation_type": 'Use spec_method="dflash" in its place.',
-    "assistant_ensemble_weight": "Blended probabilities would give other texts.",
-    "num_assistant_tokens_schedule": "Drafts end by their confidence_threshold here; 0.0 keeps their length.",
-    "assistant_lookbehind": "Drafts are translated from the last word boundary here.",
-    "target_lookbehind": "Drafts are translated from the last word boundary here.",
-}
 
 
 def check_settings(request: Request) -> None:
@@ -60,10 +46,6 @@ def check_settings(request: Request) -> None:
         remedy = passed if name in request.arguments else f"{configured} Or pass spec_method=None."
         raise ConfigError(name, f"must be {rule}", request.setting(name), remedy)
 
-    for name in LENGTHS:
-        if (length := request.setting(name)) is not None and not _is_whole(length):
-            remedy = "Write 64, without quotes or a decimal point."
-            raise ConfigError(name, "must be a whole number", length, remedy)
     if (request.setting("num_beams") or 1) > 1:
         refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
     for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
@@ -106,7 +88,7 @@ def check_taken(request: Request) -> None:
         unset = f"pass {name}=None, as a generation configuration sets it, or change it there"
         left_out = "leave it out" if name in request.arguments else unset
         drafting = f'spec_method="{method.name}"' if method.name else "a drafter of your own"
-        remedy = f"{INSTEAD[name]} Else {left_out}, or pass spec_method=None."
+        remedy = f"Say it by spec_method and spec_config; {left_out}, or pass spec_method=None."
         raise ConfigError(name, f"must be unset with {drafting}", value, remedy)
     if (tokenizer := request.arguments.get("assistant_tokenizer")) is not None:
         rule, remedy = "must come with an assistant_model", "Leave it out, or add one."
@@ -129,15 +111,13 @@ def check_prompt(model: PreTrainedModel, ids: Any, *, has_embeddings: bool, of_d
     Raises:
         ConfigError: they are no token ids, or not this model's, or more than it has positions for.
     """
-    if ids is not None and not isinstance(ids, torch.Tensor):
-        remedy = 'For text, generate(**tokenizer(text, return_tensors="pt"), ...).'
-        raise ConfigError("input_ids", "must be a tensor", type(ids).__name__, remedy)
-    if ids is None or (ids.is_floating_point() and model.main_input_name != "input_ids"):
+    is_tensor = isinstance(ids, torch.Tensor)
+    if ids is None or (is_tensor and ids.is_floating_point() and model.main_input_name != "input_ids"):
         return  # sound or images
-    if ids.dtype not in (torch.int32, torch.int64):
-        raise ConfigError("input_ids", "must be torch.int64 or torch.int32", ids.dtype, "Write input_ids.long().")
-    if ids.dim() < 2:
-        raise ConfigError("input_ids", "must be of shape (batch, length)", tuple(ids.shape), "Write input_ids[None].")
+    if not is_tensor or ids.dim() < 2 or ids.dtype not in (torch.int32, torch.int64):
+        value = f"{ids.dtype} of {tuple(ids.shape)}" if is_tensor else type(ids).__name__
+        remedy = 'Write generate(**tokenizer(text, return_tensors="pt"), ...).'
+        raise ConfigError("input_ids", "must be a tensor of torch.int64, (batch, length)", value, remedy)
     if ids.dim() > 2 or (ids.numel() == 0 and has_embeddings):
         return
     if ids.numel() == 0:
@@ -152,15 +132,6 @@ def check_prompt(model: PreTrainedModel, ids: Any, *, has_embeddings: bool, of_d
     if positions is not None:
         rule = f"must be at most {positions} tokens long (the model's max_position_embeddings)"
         raise ConfigError("input_ids", rule, ids.shape[1], "Shorten the prompt, or use a model with more positions.")
-
-
-def _is_whole(value: Any) -> bool:
-    """Returns whether Python takes a value as an integer, as it does a tensor of one."""
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
 
 
 def check_draft(request: Request, field: str = "assistant_model", hint: str = "") -> None:

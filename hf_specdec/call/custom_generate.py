@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_specdec.call.request import Request, prompt_length
-from hf_specdec.call.rules import OWN_LOOP
-from hf_specdec.common.stats import CallPlan, SpecStats
+from hf_specdec.call.request import Request
+from hf_specdec.common.stats import SpecStats
 from hf_specdec.compat.compiling import compile_settings
 from hf_specdec.compat.generation import ModelOutput
 from hf_specdec.engine.call import Call, with_stats
@@ -32,8 +31,7 @@ class CustomGenerate:
     def __init__(self, request: Request, decode: Callable[[Request], Any], streamer: Any = None) -> None:
         self._request, self._decode = request, decode
         self._stats: SpecStats | None = None
-        self._was_called = False
-        self._streamer = _EndedOnce(streamer) if streamer is not None else None
+        self._streamer = streamer
 
     def __call__(
         self,
@@ -56,7 +54,6 @@ class CustomGenerate:
             self._streamer,
             request.user_callbacks,
         )
-        self._was_called = True
         output = self._decode(replace(request, model=model, prepared=call))
         self._stats = self._stats or getattr(output, "spec_stats", None)
         return output
@@ -64,58 +61,12 @@ class CustomGenerate:
     def within(self, generate: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """Output of `generate(**arguments)`, with `spec_stats` where the model's class puts together one of its own.
 
-        They are those of the first text that was decoded. A class that decodes by a loop of its own, and may refuse
-        `custom_generate`, is left to it.
+        They are those of the first text that was decoded.
         """
-        try:
-            output = generate(**arguments)
-        except ValueError as error:
-            if self._was_called or "'custom_generate'" not in str(error):
-                raise
-            output = generate(**{name: value for name, value in arguments.items() if name != "custom_generate"})
-        if not self._was_called:
-            self._stats = self._stats_of_own_loop(output, arguments)
+        output = generate(**arguments)
         if isinstance(output, ModelOutput) and not hasattr(output, "spec_stats") and self._stats:
             return with_stats(output, self._stats)
         return output
-
-    def _stats_of_own_loop(self, output: Any, arguments: dict[str, Any]) -> SpecStats:
-        """Counters of a call that the model's class has decoded by a loop of its own."""
-        model, method = self._request.model, self._request.method.name
-        note = f"{type(model).__name__} decodes without speculation: {OWN_LOOP}"
-        state_of(model).warn_once(note)
-        plan = CallPlan(way="plain", reason=OWN_LOOP, method=method, loop="transformers", notes=(note,))
-        stats, ids = SpecStats.of(plan), getattr(output, "sequences", output)
-        if isinstance(ids, torch.Tensor) and ids.ndim == 2:
-            stats.num_tokens = ids[:, prompt_length(model, arguments) :].numel()
-        return stats
-
-    def ending_streamer(self) -> contextlib.AbstractContextManager[Any]:
-        """A block that ends the streamer where an error leaves it: its reader waits for a text that will not come."""
-        return contextlib.nullcontext() if self._streamer is None else self._streamer
-
-
-class _EndedOnce:
-    """A streamer that remembers whether it was ended, and a block that ends it where an error leaves it."""
-
-    def __init__(self, streamer: Any) -> None:
-        self._streamer, self.ended = streamer, False
-
-    def put(self, value: torch.Tensor) -> None:
-        """Pass tokens on."""
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        """End the streamer; whether or not that raises, it was asked to."""
-        self.ended = True
-        self._streamer.end()
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self.ended:
-            self.end()
 
 
 class PlainSteps:

@@ -11,7 +11,6 @@ from transformers import GenerationConfig, PreTrainedModel, StopStringCriteria
 from hf_specdec.call.arguments import (
     ASSISTED_ARGUMENTS,
     added_arguments,
-    check_spelling,
     named_arguments,
     plain_request,
     read_prompt_request,
@@ -31,7 +30,6 @@ from hf_specdec.common.stats import CallPlan, SpecStats
 from hf_specdec.compat.caches import CACHE, STATIC_NAMES
 from hf_specdec.compat.devices import device_mesh, input_device
 from hf_specdec.compat.generation import is_assistants_call, merged_criteria
-from hf_specdec.compat.models import virtual_tokens_fault
 from hf_specdec.distributed.placement import is_placed, move, move_pair, read_devices
 from hf_specdec.distributed.rank_sync import digest, rank_sync_of
 from hf_specdec.engine.call import with_stats
@@ -58,7 +56,6 @@ def generate_with(model: PreTrainedModel, inner: Generate, args: tuple[Any, ...]
         for name in ("streamer", "assistant_model"):
             if (value := arguments.pop(f"spec_{name}", None)) is not None:
                 arguments[name] = value
-    check_spelling(model, arguments)
     request = read_request(Request.of(model, arguments))
     if request.method is NO_METHOD or (request.is_default and is_assistants_call(arguments)):
         with plain_kernels(model):
@@ -104,8 +101,7 @@ def decode(
     if spec_streamer is not None:
         spec_streamer.put(input_ids.cpu())
     custom = CustomGenerate(request, decode_prepared, spec_streamer)
-    with custom.ending_streamer():
-        return custom(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+    return custom(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
 
 def _check_dropped(request: Request, config: GenerationConfig) -> None:
@@ -136,8 +132,6 @@ def decode_prepared(request: Request) -> Any:
     if request.method is NO_METHOD:
         plan = PLAIN_PLAN
     else:
-        if (fault := virtual_tokens_fault(model)) is not None:
-            state_of(model).warn_once(fault)
         plan = plan_call(request)
         if rank_sync is not None:
             rank_sync.check(digests(request, plan))
@@ -208,8 +202,7 @@ def _prepared(inner: Generate, request: Request, decode: Callable[[Request], Any
     _place_models(request)
     arguments = _decoding_arguments(request)
     arguments["custom_generate"] = custom = CustomGenerate(request, decode, arguments.get("streamer"))
-    with custom.ending_streamer():
-        return custom.within(inner, arguments)
+    return custom.within(inner, arguments)
 
 
 def _plainly(inner: Generate, request: Request, plan: CallPlan) -> Any:

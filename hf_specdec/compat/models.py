@@ -3,7 +3,6 @@
 Names                              Why
 `_orig_mod`, `peft_config`         the model inside `torch.compile`'s wrapper and PEFT's
 `active_peft_config`               whether PEFT's wrapper changes or reads prompts, unknown to the model inside
-`MIN_PEFT_VERSION`                 the first PEFT that hands its virtual tokens over as transformers reads them
 `_supports_default_dynamic_cache`  models whose argument for a cache takes another kind
 `_is_stateful`                     models whose recurrent state would keep tokens that assisted decoding rejects
 `embed_norm`                       a norm inside some models' embedding modules, which their drafters go without
@@ -15,14 +14,10 @@ Names                              Why
 import copy
 import functools
 import inspect
-from importlib.metadata import version
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from transformers import DynamicCache, PreTrainedModel
-from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from hf_specdec.compat.caches import CACHE, cached_length
 from hf_specdec.compat.modules import modules_of, own_weights
@@ -45,17 +40,6 @@ def has_virtual_tokens(model: PreTrainedModel) -> bool:
     """True if PEFT's wrapper puts virtual tokens before the prompt of the present call, by preparing the inputs."""
     prepare = vars(model).get("prepare_inputs_for_generation")
     return adds_virtual_tokens(getattr(prepare, "__self__", None))
-
-
-def virtual_tokens_fault(model: PreTrainedModel) -> str | None:
-    """Fault of PEFT's virtual tokens in the present call with the versions installed, `None` where they work."""
-    if not has_virtual_tokens(model) or Version(version("peft")) >= Version(MIN_PEFT_VERSION):
-        return None
-    return (
-        f"PEFT {version('peft')} hands virtual tokens over by a name that transformers {transformers.__version__} does "
-        "not read: prefix tuning has no effect and prompt tuning is applied at each step, with spec_method or without. "
-        f"Install transformers<5.24, or peft>={MIN_PEFT_VERSION}, which this transformers asks for."
-    )
 
 
 def reads_prompts(model: Any) -> bool:

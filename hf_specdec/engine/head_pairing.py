@@ -36,30 +36,20 @@ def check_head(target: PreTrainedModel, head: DraftHead) -> tuple[int, ...]:
         UnsupportedModelError: the target is an encoder-decoder, or its token embeddings are not known or of another
             width than its layers.
     """
-    embeddings = check_target(target)
-    config = text_config(target.config)
-    remedy = f"Choose a head that was trained for this {type(target).__name__}."
-    if config.hidden_size != head.target_hidden_size:
-        rule = f"must read hidden states of the target's hidden_size {config.hidden_size}"
-        raise ConfigError("assistant_model", rule, f"a head for {head.target_hidden_size}", remedy)
-    largest = -1 if head.target_ids is None else int(head.target_ids.max())
+    check_target(target)
+    config, num_layers = text_config(target.config), num_decoder_layers(target)
+    layers = head.layer_ids(num_layers)
     vocab_size = config.vocab_size if head.vocab_size is None else head.vocab_size
-    if abs(config.vocab_size - vocab_size) > MAX_PADDING or largest >= config.vocab_size:
-        rule = f"must draft tokens of the target's vocab_size {config.vocab_size}"
-        raise ConfigError("assistant_model", rule, f"a head for {head.vocab_size}", remedy)
-    if head.embed_tokens is None and head.hidden_size != config.hidden_size:
-        rule = f"must have token embeddings or the target's hidden_size {config.hidden_size}"
-        raise ConfigError("assistant_model", rule, f"a head of hidden_size {head.hidden_size}", remedy)
+    tokens = [] if head.target_ids is None else [int(head.target_ids.max())]
+    tokens += [head.mask_token_id] if isinstance(head, BlockHead) else []
+    fits_tokens = abs(config.vocab_size - vocab_size) <= MAX_PADDING and max(tokens, default=0) < config.vocab_size
+    if config.hidden_size != head.target_hidden_size or not fits_tokens or max(layers) > num_layers:
+        sizes = f"hidden_size {config.hidden_size}, vocab_size {config.vocab_size} and {num_layers} layers"
+        value = f"a head for {head.target_hidden_size} and {vocab_size} that reads the layers {layers}"
+        remedy = f"Choose a head that was trained for this {type(target).__name__}."
+        raise ConfigError("assistant_model", f"must fit the target's {sizes}", value, remedy)
     if head.embed_tokens is None:
         check_target(target, embedding_width=head.hidden_size)
-    if isinstance(head, BlockHead) and head.mask_token_id >= len(embeddings.weight):
-        rule = f"must have a mask_token_id below the target's vocab_size {config.vocab_size}"
-        raise ConfigError("assistant_model", rule, f"a head with mask_token_id {head.mask_token_id}", remedy)
-    num_layers = num_decoder_layers(target)
-    layers = head.layer_ids(num_layers)
-    if max(layers) > num_layers:
-        rule = f"must read hidden states from 0 to the target's number of layers {num_layers}"
-        raise ConfigError("assistant_model", rule, f"a head that reads {layers}", remedy)
     return layers
 
 

@@ -15,13 +15,12 @@ from hf_specdec.common.files import lone_surrogate
 from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.caches import CACHE_ARGUMENTS
 from hf_specdec.compat.generation import accepted_arguments
-from hf_specdec.errors import ConfigError, counted
+from hf_specdec.errors import ConfigError
 
 NOT_FOR_ONE = ("streamer", "num_return_sequences")
 NOT_FOR_MANY = (*NOT_FOR_ONE, *CACHE_ARGUMENTS)
 OF_ONE = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids")  # inputs of a single prompt
 INPUT_NAMES = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-NO_NUMBER: Any = object()  # after the last of the numbers
 NOT_A_PROMPT = "Give a string, chat messages, a list of token ids, a tensor, or a dict with input_ids."
 
 
@@ -31,20 +30,12 @@ def each_prompt(prompts: Any) -> Iterable[Any]:
     Raises:
         ConfigError: one text or one prompt's token ids instead of several prompts, or columns of a table.
     """
-    if isinstance(prompts, Mapping) or (hasattr(prompts, "data") and isinstance(prompts.data, Mapping)):
-        remedy = 'Pass the texts, or the tokenizer\'s output without padding: tokenizer(texts)["input_ids"].'
-        raise ConfigError("prompts", "must be several prompts", sorted(map(str, dict(prompts))), remedy)
-    if isinstance(prompts, (str, bytes)):
-        raise ConfigError("prompts", "must be several prompts", prompts, "Write [prompt] for one.")
-    if isinstance(prompts, torch.Tensor) and prompts.ndim != 2:
-        remedy = "Write [ids] for one prompt."
-        raise ConfigError("prompts", "must be (prompts, length) where it is a tensor", tuple(prompts.shape), remedy)
-    if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int):
-        raise ConfigError("prompts", "must be several prompts", prompts, "Write [ids] for one prompt's token ids.")
-    if isinstance(prompts, Sequence) and prompts and _is_message(prompts[0]):
-        raise ConfigError("prompts", "must be several chats", prompts, "Write [messages] for one chat.")
-    if not isinstance(prompts, Iterable):
-        raise ConfigError("prompts", "must be an iterable of prompts", prompts, "Pass a list.")
+    is_table = isinstance(prompts, Mapping) or isinstance(getattr(prompts, "data", None), Mapping)
+    is_row = isinstance(prompts, str | bytes) or (isinstance(prompts, torch.Tensor) and prompts.ndim != 2)
+    first = prompts[0] if isinstance(prompts, Sequence) and prompts else None
+    if is_table or is_row or isinstance(first, int) or _is_message(first) or not isinstance(prompts, Iterable):
+        remedy = "Write [prompt] for one text, chat or row of ids; of a table, pass the column of texts."
+        raise ConfigError("prompts", "must be several prompts", type(prompts).__name__, remedy)
     return prompts
 
 
@@ -82,18 +73,12 @@ def numbered(prompts: Iterable[Any], indices: Iterable[int] | None) -> Iterator[
     if indices is None:
         yield from enumerate(prompts)
         return
-    if not isinstance(indices, Iterable):
-        raise ConfigError("indices", "must be an iterable of numbers", indices, "Pass a list, or leave it out.")
     numbers, seen = iter(indices), set[int]()
     for prompt in prompts:
-        number: int = next(numbers, NO_NUMBER)
-        if number is NO_NUMBER:
-            rule, remedy = "must have a number for every prompt", "Give as many as there are prompts."
-            raise ConfigError("indices", rule, counted(len(seen), "number"), remedy)
-        if not isinstance(number, Integral):
-            raise ConfigError("indices", "must be whole numbers", number, "Number the prompts differently.")
-        if number in seen:
-            raise ConfigError("indices", "must hold each number once", number, "Number the prompts differently.")
+        number = next(numbers, None)
+        if not isinstance(number, Integral) or number in seen:
+            rule = "must hold a whole number for every prompt, and none twice"
+            raise ConfigError("indices", rule, number, "Number the prompts differently.")
         seen.add(number)
         yield int(number), prompt
 

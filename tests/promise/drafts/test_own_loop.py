@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import ModelOutput
 
 import hf_specdec
-from hf_specdec.call.rules import OWN_LOOP
 from tests.helpers.support import PROMPT, plain, results_of
 from tests.helpers.zoo import DECODER
 
@@ -66,18 +64,6 @@ class Rebuilding(LlamaForCausalLM):
         return output if isinstance(output, torch.Tensor) else OwnOutput(output.sequences, output.sequences.shape[1])
 
 
-class Refusing(LlamaForCausalLM):
-    """Knows its own arguments alone, and no decoding method, as Musicgen's classes."""
-
-    def generate(self, inputs: Any = None, max_new_tokens: int = 4, **kwargs: Any) -> Any:
-        is_dict = kwargs.pop("return_dict_in_generate", False)
-        self._validate_model_kwargs(kwargs)
-        text = inputs
-        for _ in range(max_new_tokens):
-            text = torch.cat([text, self(text).logits[:, -1:].argmax(-1)], dim=1)
-        return GenerateDecoderOnlyOutput(sequences=text) if is_dict else text
-
-
 @pytest.mark.parametrize("method", ["prompt_lookup", "auto"])
 def test_an_output_of_the_class_s_own_tells_what_was_drafted(method: str) -> None:
     torch.manual_seed(0)
@@ -90,18 +76,3 @@ def test_an_output_of_the_class_s_own_tells_what_was_drafted(method: str) -> Non
     assert output.sequences.equal(expected)
     assert (output.spec_stats.num_tokens, output.spec_stats.plain_reason) == (12, None)
     assert model.generate(PROMPT, **how).equal(expected)
-
-
-@pytest.mark.parametrize("method", ["plain", "prompt_lookup"])
-def test_a_class_that_takes_no_decoding_method_writes_its_text(method: str, caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
-    model = Refusing(LlamaConfig(**DECODER)).eval()
-    expected = model.generate(PROMPT, max_new_tokens=6)
-    hf_specdec.enable(model)
-    output = model.generate(PROMPT, max_new_tokens=6, spec_method=method, return_dict_in_generate=True)
-    assert output.sequences.equal(expected)
-    assert (output.spec_stats.num_tokens, output.spec_stats.plain_reason) == (6, OWN_LOOP)
-    assert model.generate(PROMPT, max_new_tokens=6, spec_method=method).equal(expected)
-    assert [OWN_LOOP in message for message in caplog.messages] == [True]
-    with pytest.raises(ValueError, match="'no_such_name'"):
-        model.generate(PROMPT, max_new_tokens=6, spec_method=method, no_such_name=1)

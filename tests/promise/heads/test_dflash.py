@@ -83,11 +83,11 @@ def test_a_head_for_another_target_is_refused_with_both_sizes(model: Any) -> Non
     def generate(head: Any, method: str = "dflash") -> None:
         model.generate(PROMPT, max_new_tokens=4, spec_method=method, assistant_model=head)
 
-    with pytest.raises(ConfigError, match=r"hidden_size 48, but is 'a head for 64'"):
+    with pytest.raises(ConfigError, match="hidden_size 48, .*'a head for 64 and 128"):
         generate(random_dflash(model, target_hidden_size=64))
-    with pytest.raises(ConfigError, match=r"number of layers 3, but is 'a head that reads \(1, 10\)'"):
+    with pytest.raises(ConfigError, match=r"and 3 layers, .* that reads the layers \(1, 10\)"):
         generate(random_dflash(model, aux_hidden_state_layer_ids=[1, 10]))
-    with pytest.raises(ConfigError, match=r"vocab_size 128, but is 'a head with mask_token_id 500'"):
+    with pytest.raises(ConfigError, match="vocab_size 128"):
         generate(random_dflash(model, mask_token_id=500))
     with pytest.raises(ConfigError, match=r'spec_method="dflash" for a head of this kind'):
         generate(random_dflash(model), "draft_model")

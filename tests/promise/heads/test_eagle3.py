@@ -162,14 +162,14 @@ def test_a_head_for_another_target_is_refused_with_both_sizes(zoo: Zoo) -> None:
     model = zoo("llama")
     narrow = random_head(model)
     narrow.target_hidden_size = 64
-    with pytest.raises(ConfigError, match=r"hidden_size 48, but is 'a head for 64'"):
+    with pytest.raises(ConfigError, match="hidden_size 48, .*'a head for 64 and"):
         model.generate(PROMPT, max_new_tokens=4, assistant_model=narrow, spec_method="eagle3")
     other = random_head(model)
     other.vocab_size = 5000
-    with pytest.raises(ConfigError, match=rf"vocab_size {VOCAB_SIZE}, but is 'a head for 5000'"):
+    with pytest.raises(ConfigError, match=rf"vocab_size {VOCAB_SIZE} .*'a head for 48 and 5000"):
         model.generate(PROMPT, max_new_tokens=4, assistant_model=other, spec_method="eagle3")
     deep = random_head(model, layer_ids=(1, 2, 9))
-    with pytest.raises(ConfigError, match=r"number of layers 3, but is 'a head that reads \(1, 2, 9\)'"):
+    with pytest.raises(ConfigError, match=r"and 3 layers, .* that reads the layers \(1, 2, 9\)"):
         model.generate(PROMPT, max_new_tokens=4, assistant_model=deep, spec_method="eagle3")
 
 

@@ -65,17 +65,6 @@ def answer(model: Any, ids: torch.Tensor, **kwargs: Any) -> list[list[int]]:
     return result
 
 
-@pytest.mark.skipif(not LOSES_TOKENS, reason="PEFT and transformers agree")
-@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache` are set:FutureWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_versions_that_lose_virtual_tokens_are_named_once(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = hf_specdec.enable(with_virtual_tokens(kind).eval())
-    for _ in range(2):
-        model.generate(input_ids=PROMPT, **CALL, spec_method="prompt_lookup")
-    said = [record.getMessage() for record in caplog.records if "virtual tokens" in record.getMessage()]
-    assert len(said) == 1 and f"PEFT {peft.__version__}" in said[0] and f"peft>={MIN_PEFT_VERSION}" in said[0]
-
-
 def test_trees_are_verified_after_virtual_tokens(virtual: Any) -> None:
     expected = answer(virtual, PROMPT)
     method = DRAFTS["oracle"](expected[0])

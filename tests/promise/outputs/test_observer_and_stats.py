@@ -94,7 +94,7 @@ def test_an_observer_without_a_method_would_see_nothing(
     """transformers' own loop has no steps; with `"plain"` each token is one."""
     steps: list[SpecStep] = []
     call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "spec_observer": steps.append, **custom}
-    with pytest.raises(ConfigError, match='`spec_observer` must come with a spec_method.*spec_method="plain"'):
+    with pytest.raises(ConfigError, match='`spec_observer` must come with a spec_method.*spec_method="auto"'):
         model.generate(PROMPT, **call, **how)
     model.generate(PROMPT, **call, spec_method="plain")
     assert len(steps) == 3

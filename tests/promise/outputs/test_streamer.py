@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from tests.helpers.support import PROMPT, assert_same_run, both, plain, run, speculative
@@ -29,19 +29,6 @@ class Recorder(BaseStreamer):
 
     def end(self) -> None:
         self.ends += 1
-
-
-class Failing(LogitsProcessor):
-    """Raises on its fifth call."""
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        self.num_calls += 1
-        if self.num_calls == 5:
-            raise KeyboardInterrupt
-        return scores
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -79,42 +66,6 @@ def test_criteria_are_asked_before_the_token_is_streamed(model: Any, draft: Draf
             generate(model, PROMPT, max_new_tokens=16, do_sample=False, **call, **method)
     assert watchers[1].streamed == watchers[0].streamed
     assert streamers[1].puts == streamers[0].puts
-
-
-@pytest.mark.parametrize("fail_at", [2, 5])
-def test_a_streamer_that_fails_is_ended_once(model: Any, draft: Draft, fail_at: int) -> None:
-    expected = model.generate(PROMPT, max_new_tokens=16, do_sample=False)[0].tolist()
-    streamer = Recorder(fail_at)
-    with pytest.raises(RuntimeError, match="the screen is gone"):
-        speculative(model, PROMPT, max_new_tokens=16, do_sample=False, streamer=streamer, **draft(expected))
-    assert streamer.ends == 1
-    assert len(streamer.puts) == fail_at
-
-
-def test_an_interrupt_ends_the_streamer_once(model: Any, draft: Draft) -> None:
-    """A reader on the other side of an iterator streamer must not wait for ever."""
-    expected = model.generate(PROMPT, max_new_tokens=16, do_sample=False)[0].tolist()
-    streamer = Recorder()
-    with pytest.raises(KeyboardInterrupt):
-        speculative(
-            model,
-            PROMPT,
-            max_new_tokens=16,
-            do_sample=False,
-            streamer=streamer,
-            logits_processor=LogitsProcessorList([Failing()]),
-            **draft(expected),
-        )
-    assert streamer.ends == 1
-    assert len(streamer.puts) == 1 + 4
-
-
-def test_a_call_refused_after_the_prompt_was_streamed_ends_the_streamer(model: Any) -> None:
-    """transformers checks the length when the streamer has the prompt already; its reader must not wait for ever."""
-    streamer = Recorder()
-    with pytest.raises(ValueError, match="max_length"):
-        speculative(model, PROMPT, max_length=5, streamer=streamer, spec_method="prompt_lookup")
-    assert len(streamer.puts) == streamer.ends
 
 
 def test_a_batch_is_streamed_as_plain_decoding_streams_it(model: Any) -> None:
