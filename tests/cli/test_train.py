@@ -45,7 +45,6 @@ def test_an_interrupted_training_says_how_to_continue(
         (("--num-texts", "1"), "must be"),
         (("--training-arguments", "3"), "must be a JSON object"),
         (("--training-arguments", '{"epochs": 3}'), "must be what transformers.TrainingArguments takes"),
-        (("--head", "folder"), "Pass the folder or the hub name of a draft head."),
     ],
 )
 def test_what_cannot_be_trained_is_refused(run: Run, tmp_path: Path, words: tuple[str, ...], rule: str) -> None:

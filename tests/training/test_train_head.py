@@ -103,19 +103,6 @@ def test_training_ends_when_acceptance_rises_no_more(target: LlamaForCausalLM, t
     assert (report.num_steps, report.best_step) == (6, 2)
 
 
-def test_a_trained_head_is_trained_on(trained: Trained, target: LlamaForCausalLM, tmp_path: Path) -> None:
-    """It begins with what it has learned, its shape stays, and the head that was given is not changed."""
-    head: Any = AutoDraftHead.from_pretrained(trained[0])
-    report = train(target, tmp_path, head=head, learning_rate=1e-12, **SHORT)
-    assert report.accepted == trained[1].accepted
-    before = weights_of(trained[0])
-    train(target, tmp_path / "more", head=head, learning_rate=1e-2, **SHORT)
-    assert all(torch.equal(weight, before[name]) for name, weight in head.state_dict().items())
-    assert not torch.equal(weights_of(tmp_path / "more")["fc.weight"], before["fc.weight"])
-    with pytest.raises(ConfigError, match="`layer_ids` must be None where a head is trained on"):
-        train(target, tmp_path / "other", config=dataclasses.replace(CONFIG, layer_ids=(1, 2, 3)), head=head)
-
-
 def test_the_target_stays_as_it_was(target: LlamaForCausalLM, tmp_path: Path) -> None:
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
     train(target, tmp_path, **SHORT)
@@ -180,7 +167,6 @@ def test_embeddings_of_another_width_are_refused_before_a_text_is_written(tmp_pa
         ("data", [1, 2]),
         ("data", ["1 2"]),
         ("config", {"num_texts": 128}),
-        ("head", "path/to/head"),
         ("num_epochs", 3),
     ],
 )

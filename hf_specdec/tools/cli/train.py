@@ -9,7 +9,6 @@ import typer
 
 from hf_specdec.common.files import json_value, lines_of, read_text
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.network import load_head
 from hf_specdec.tools.cli import options
 from hf_specdec.tools.cli.models import load
 from hf_specdec.tools.cli.options import LoadOptions
@@ -54,7 +53,6 @@ def train(
             help="A .jsonl file (.gz too) of prompts, chats or texts; repeat for more. Default: the target writes all."
         ),
     ] = None,
-    head: Annotated[Path | None, typer.Option(help="Folder of a head to train on. Default: a new one.")] = None,
     config: HeadTraining,
     trainer: TrainerOptions,
     loading: LoadOptions,
@@ -68,12 +66,11 @@ def train(
     """
     arguments = trainer.read()
     data = None if prompts is None else [item for path in prompts for item in _items(path)]
-    start = None if head is None else load_head(head)
     loaded, _ = load(loading, device=process_device())
     logging.basicConfig(format="%(message)s")  # the measurements, on stderr
     logging.getLogger("hf_specdec").setLevel(logging.INFO)
     with noting_interrupts(f"{out} keeps what was done; the same command continues"):
-        report = train_head(loaded.model, loaded.tokenizer, data, out, config, head=start, **arguments)
+        report = train_head(loaded.model, loaded.tokenizer, data, out, config, **arguments)
     if json:
         print_json({"out": str(out), **dataclasses.asdict(report)})
     else:

@@ -1,6 +1,5 @@
 """Trains an EAGLE-3 head: the target writes what texts lack, `Trainer` trains, the best weights are saved."""
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -28,9 +27,8 @@ from hf_specdec.common.files import check_path
 from hf_specdec.compat.attention import position_limit
 from hf_specdec.compat.devices import input_device
 from hf_specdec.compat.models import generation_model, text_config
-from hf_specdec.engine.head_pairing import check_head
 from hf_specdec.errors import ConfigError
-from hf_specdec.methods.eagle3.network import Eagle3Head, save_head
+from hf_specdec.methods.eagle3.network import save_head
 from hf_specdec.tools.train.config import HeadTraining
 from hf_specdec.tools.train.examples import Entry, Example, ExampleReader, Item, Texts, collated, in_batches, measured
 from hf_specdec.tools.train.new_head import chosen_layers, new_head
@@ -68,7 +66,6 @@ def train_head(
     out: str | os.PathLike[str],
     config: HeadTraining | None = None,
     *,
-    head: Eagle3Head | None = None,
     show_progress: bool = True,
     **training_arguments: Any,
 ) -> HeadReport:
@@ -86,34 +83,32 @@ def train_head(
             chat model the users' messages too.
         out (`str`): folder of the head.
         config (`HeadTraining`, *optional*): texts, shape and loss.
-        head (`Eagle3Head`, *optional*): a head to begin with, whose shape and vocabulary stay; it is not changed.
-            `None` begins with a new one.
         show_progress (`bool`, *optional*, defaults to `True`): whether a bar is shown while texts are written, where
             stderr is a terminal.
         training_arguments (`Any`): of `transformers.TrainingArguments`, such as `num_train_epochs`, `max_steps`,
             `per_device_train_batch_size`, `learning_rate`, `eval_steps`, `seed` or `bf16`.
 
     Raises:
-        ConfigError: an argument is of another type, a setting does not fit, `head` is for another target, or `out`
-            holds a model or work of other settings.
+        ConfigError: an argument is of another type, a setting does not fit, or `out` holds a model or
+            work of other settings.
         CheckpointError: the file of texts is damaged.
         UnsupportedModelError: no head goes with the target, as with an encoder-decoder.
     """
     config = HeadTraining() if config is None else config
-    _check(target, tokenizer, data, out, config, head)
-    layer_ids = chosen_layers(target, config.layer_ids) if head is None else check_head(target, head)
+    _check(target, tokenizer, data, out, config)
+    layer_ids = chosen_layers(target, config.layer_ids)
     config = dataclasses.replace(config, max_length=min(config.max_length, position_limit(target) or config.max_length))
     work = Path(out) / "work"
     args = _arguments(target, work, training_arguments)
     reader = ExampleReader(tokenizer, target.generation_config.bos_token_id, config)
     entries = [reader.read(item) for item in ([None] * config.num_texts if data is None else data[: config.num_texts])]
     with args.main_process_first(desc="texts"):
-        _begin(work, _settings(target, entries, config, head))
+        _begin(work, _settings(target, entries, config))
         is_shown = show_progress and args.process_index == 0
         texts = write_texts(target, reader, entries, work / "texts.jsonl", args.seed, is_shown=is_shown)
     learned, held_out = _split(texts, config, args)
     set_seed(args.seed)
-    trained = _begun(head, target, layer_ids, learned, config.draft_vocab_size).train()
+    trained = new_head(target, layer_ids, _counts(target, learned.examples), config.draft_vocab_size).train()
     rollout = HeadRollout(trained, target, layer_ids, steps=config.rollout_steps, decay=config.step_decay)
     trainer = _trainer(rollout, args, learned, held_out, config.patience)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(work)))
@@ -121,15 +116,6 @@ def train_head(
     if trainer.is_world_process_zero():
         save_head(trained.eval().requires_grad_(False).to(target.dtype), out)
     return report
-
-
-def _begun(
-    head: Eagle3Head | None, target: PreTrainedModel, layer_ids: tuple[int, ...], learned: Texts, vocab_size: int | None
-) -> Eagle3Head:
-    """A copy of the head that is trained on, or a new one."""
-    if head is None:
-        return new_head(target, layer_ids, _counts(target, learned.examples), vocab_size)
-    return copy.deepcopy(head).float().requires_grad_(True)
 
 
 def _report(trainer: Trainer) -> HeadReport:
@@ -208,7 +194,7 @@ def _arguments(target: PreTrainedModel, work: Path, values: dict[str, Any]) -> T
         raise ConfigError("training_arguments", rule, values, str(error)) from error
 
 
-def _check(target: Any, tokenizer: Any, data: Any, out: Any, config: Any, head: Any) -> None:
+def _check(target: Any, tokenizer: Any, data: Any, out: Any, config: Any) -> None:
     """Raise unless the arguments are of their types and fit each other."""
     if not isinstance(generation_model(target), PreTrainedModel):
         remedy = "Load it with hf_specdec.AutoModelForCausalLM."
@@ -221,25 +207,15 @@ def _check(target: Any, tokenizer: Any, data: Any, out: Any, config: Any, head: 
         raise ConfigError("data", rule, data, remedy)
     if not isinstance(config, HeadTraining):
         raise ConfigError("config", "must be a HeadTraining", config, "Import it from hf_specdec.tools.train.")
-    if head is not None and not isinstance(head, Eagle3Head):
-        remedy = "Load it with hf_specdec.AutoDraftHead, or leave it out for a new one."
-        raise ConfigError("head", "must be an EAGLE-3 head", type(head).__name__, remedy)
-    for name in ("layer_ids", "draft_vocab_size"):
-        if head is not None and getattr(config, name) is not None:
-            remedy = "A new head can have any shape."
-            raise ConfigError(name, "must be None where a head is trained on", getattr(config, name), remedy)
     check_path("out", out, "a folder to write")
     if (Path(out) / "config.json").exists() and not (Path(out) / "work" / "settings.json").exists():
         rule = "must be a new folder or that of an earlier training, and holds a model"
         raise ConfigError("out", rule, os.fspath(out), "Choose another folder.")
 
 
-def _settings(
-    target: PreTrainedModel, entries: Sequence[Entry], config: HeadTraining, head: Eagle3Head | None
-) -> dict[str, Any]:
+def _settings(target: PreTrainedModel, entries: Sequence[Entry], config: HeadTraining) -> dict[str, Any]:
     """Settings that determine the texts and the head's shape, as JSON values."""
     values: dict[str, Any] = {"target": str(target.config.name_or_path), "num_parameters": target.num_parameters()}
-    values |= {"head": None if head is None else head.name_or_path}
     values |= {"data": hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]}
     names = ("num_texts", "max_length", "max_new_tokens", "temperatures", "regenerate", "layer_ids", "draft_vocab_size")
     values |= {name: getattr(config, name) for name in (*names, "held_out")}
