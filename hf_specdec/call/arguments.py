@@ -241,10 +241,6 @@ def _check_plain(request: Request, named_configs: Mapping[str, Any]) -> None:
 
 def _with_users_drafter(request: Request, value: Any, config: Any) -> Request:
     """The request for a `Drafter`, its class, or a function without arguments that returns one."""
-    config_class = value if isinstance(value, type) else type(value)
-    if named := [name for name, method in METHODS.items() if method.config_class is config_class]:
-        remedy = f'Write spec_method="{named[0]}", and pass the configuration as spec_config.'
-        raise ConfigError("spec_method", "must be a name or a Drafter, not a configuration", value, remedy)
     if not callable(value) and not isinstance(value, BaseDrafter):
         names = ", ".join(repr(name) for name in METHODS)
         raise ConfigError("spec_method", f"must be one of {names} or a Drafter", value, "See hf_specdec.Drafter.")

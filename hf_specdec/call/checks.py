@@ -56,22 +56,15 @@ def check_settings(request: Request) -> None:
 
 
 def passed_objects(request: Request) -> None:
-    """Refuse a streamer that is none, another decoding loop, and drafts that the method does not draft with."""
+    """Refuse another decoding loop, and drafts that the method does not draft with."""
     arguments = request.arguments
-    if (custom := arguments.get("custom_generate")) is not None:
-        remedy = "Leave out one of the two for this call."
-        raise ConfigError("custom_generate", "must be unset with spec_method", custom, remedy)
-    streamer = arguments.get("streamer")
-    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
-        remedy = "Pass a transformers streamer, such as TextStreamer(tokenizer)."
-        raise ConfigError("streamer", "must have the methods put and end", type(streamer).__name__, remedy)
+    for name in ("custom_generate", "synced_gpus"):
+        if value := arguments.get(name):
+            raise ConfigError(name, "must be unset with spec_method", value, "Leave out one of the two for this call.")
     if (assistant := arguments.get("assistant_model")) is not None:
         method = assistant.methods[0] if isinstance(assistant, DraftHead) else "draft_model"
         remedy = f'Use spec_method="{method}" or "auto", which draft with it. Or pass spec_method=None.'
         raise ConfigError("assistant_model", "must be unset with this spec_method", type(assistant).__name__, remedy)
-    if arguments.get("synced_gpus"):
-        remedy = "Pass spec_method=None for this call."
-        raise ConfigError("synced_gpus", "must be False with spec_method", True, remedy)
 
 
 def check_taken(request: Request) -> None:

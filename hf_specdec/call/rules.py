@@ -108,7 +108,8 @@ def assisted_loop(request: Request) -> str | None:
     if request.num_rows > 1 or is_shared(request.model):
         return ONE_SEQUENCE
     call, model = request.call, request.model
-    is_new = not (call.reads_embeddings or cached_length(call.cache) or has_virtual_tokens(model))
+    others = () if model.config.is_encoder_decoder else tensors_of(request.kwargs).keys() - {*SEQUENCE_TENSORS}
+    is_new = not (others or call.reads_embeddings or cached_length(call.cache) or has_virtual_tokens(model))
     if not is_new or request.has_static_cache or is_recurrent(model) or not fresh_cache(model):
         return NEW_TEXT
     name = next((type(processor).__name__ for processor in call.logits_processor if not is_pure(processor)), None)

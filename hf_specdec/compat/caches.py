@@ -4,7 +4,6 @@ Knows nothing of models.
 """
 
 import inspect
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -94,17 +93,10 @@ def sees_images(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 
 
 def under_new_name(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `generate` with the cache under transformers' present name.
-
-    Warns of the old name at the line that called this package, where transformers would warn at this package's.
-    """
+    """Arguments of `generate` with the cache under transformers' present name."""
     old = next((name for name in CACHE_ARGUMENTS[1:] if name in kwargs), None)
     if old is None or CACHE in kwargs or not _HAS_NEW_NAME:
         return kwargs
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("hf_specdec."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(f"`{old}` is deprecated for `generate`. Use `{CACHE}` instead.", FutureWarning, stacklevel=level)
     return {CACHE if name == old else name: value for name, value in kwargs.items()}
 
 

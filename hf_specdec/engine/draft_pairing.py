@@ -50,8 +50,8 @@ def read_draft(
         assistant: the draft among them.
 
     Raises:
-        ConfigError: the draft is of a kind that the method does not draft with, or a tokenizer is missing, or
-            probabilities would be compared, which differ between vocabularies.
+        ConfigError: the draft is of a kind that the method does not draft with, or a tokenizer is missing, or the
+            method does not translate.
     """
     if config.engine != "loop":
         remedy = "Leave it out, or pass spec_method=None to have transformers draft with the model."
@@ -64,19 +64,13 @@ def read_draft(
         _check_draft_model(method, assistant, network)
     if (tokenizer := arguments.pop("assistant_tokenizer", None)) is None:
         return network, None
-    if is_head:
-        rule = "must be unset with a draft head, which drafts the target's tokens"
+    if not is_head:
+        check_tokenizers(arguments.get("tokenizer"), tokenizer)
+        if share_token_ids(arguments["tokenizer"], tokenizer):
+            return network, None
+    if is_head or not method.translates or config.draws_drafts:
+        rule = 'must be unset but with a model, spec_method="draft_model" and no use_logits, which translates drafts'
         raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, "Leave it out.")
-    check_tokenizers(arguments.get("tokenizer"), tokenizer)
-    if share_token_ids(arguments["tokenizer"], tokenizer):
-        return network, None
-    if not method.translates:
-        rule = f"must be unset with spec_method={method.name!r}, which scores the target's own tokens"
-        remedy = 'Use spec_method="draft_model", which translates drafts.'
-        raise ConfigError("assistant_tokenizer", rule, type(tokenizer).__name__, remedy)
-    if config.draws_drafts:
-        rule = "must be False with an assistant_tokenizer: probabilities of two vocabularies cannot be compared"
-        raise ConfigError("use_logits", rule, True, "Leave it out: drafts are compared by token.")
     return network, (arguments["tokenizer"], tokenizer)
 
 
@@ -97,9 +91,8 @@ def _check_draft_model(method: Method, assistant: Any, network: Any) -> None:
     if not method.takes_draft_model:
         remedy = 'Load it with hf_specdec.AutoDraftHead, or use spec_method="draft_model" for a model.'
         refuse(f"must be a draft head with spec_method={method.name!r}", remedy)
-    if not isinstance(network, PreTrainedModel):
-        refuse("must be a transformers model", "Load it with from_pretrained.")
-    if not isinstance(network, GenerationMixin) or not network.can_generate():
+    is_model = isinstance(network, PreTrainedModel) and isinstance(network, GenerationMixin)
+    if not is_model or not network.can_generate():
         refuse("must be a model that generates", "Load it with hf_specdec.AutoModelForCausalLM.")
     if network.device.type == "meta" and not is_dispatched(network):
         remedy = "Load its weights with from_pretrained."
@@ -124,22 +117,21 @@ def check_pair(target: PreTrainedModel, draft: PreTrainedModel, *, translates: b
     """
     if target.config.is_encoder_decoder:
         _check_encoder(target, draft)
-    if device_mesh(draft) is not None and device_mesh(target) is None:
-        raise ConfigError(
-            "assistant_model",
-            "must be in one process where the target does",
-            f"{type(draft).__name__} with a tp_plan",
-            "Load the target with tp_plan too, or the draft without.",
-        )
+    name, is_shared_out = type(draft).__name__, device_mesh(draft) is not None
+    if is_shared_out and (translates or device_mesh(target) is None):
+        rule = "must be in one process, where the target is or with an assistant_tokenizer"
+        raise ConfigError("assistant_model", rule, f"{name} with a tp_plan", "Load the draft without it.")
     if translates:
-        _check_translated(target, draft)
+        if target.config.is_encoder_decoder:
+            rule = "must share the tokenizer of an encoder-decoder"
+            raise ConfigError("assistant_model", rule, name, "Choose a draft with the target's tokenizer.")
         return
     sizes = vocab_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MAX_PADDING:
         raise ConfigError(
             "assistant_model",
             f"must share the target's tokenizer (the target has {sizes[0]} token ids, the draft {sizes[1]})",
-            type(draft).__name__,
+            name,
             "Choose a draft of the same family, or pass tokenizer= and assistant_tokenizer= to have its drafts "
             "translated.",
         )
@@ -156,17 +148,6 @@ def _check_encoder(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     if width != target_width:
         rule = f"must have the target's hidden_size of {target_width} to read its encoder"
         raise ConfigError("assistant_model", rule, f"{name} with {width}", f"Load it with {type(target).__name__}.")
-
-
-def _check_translated(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Refuse a draft with a tokenizer of its own that cannot be told a text by tokens of its own."""
-    name = type(draft).__name__
-    if target.config.is_encoder_decoder:
-        rule = "must share the tokenizer of an encoder-decoder"
-        raise ConfigError("assistant_model", rule, name, "Choose a draft with the target's tokenizer.")
-    if device_mesh(draft) is not None:
-        rule = "must be in one process with an assistant_tokenizer"
-        raise ConfigError("assistant_model", rule, f"{name} with a tp_plan", "Load the draft without it.")
 
 
 def translations_of(call: Call, tokenizer: Any, assistant_tokenizer: Any) -> list[Translation]:

@@ -12,33 +12,21 @@ from hf_specdec.compat.generation import assisted_decoding, end_tokens, sample
 from hf_specdec.distributed.rank_sync import RankSync
 from hf_specdec.engine.call import Call, with_stats
 from hf_specdec.engine.shared_processes import agreed_criteria
-from hf_specdec.forward.inputs import tensors_of
 from hf_specdec.methods.common.drafter import BaseDrafter
-
-OF_TEXT = {"attention_mask", "position_ids"}
 
 
 class _CountedCandidates(CandidateGenerator):
-    """Passes a drafter's candidates on and keeps the call's `SpecStats`.
-
-    Args:
-        reads_prompt_alone (`bool`, *optional*, defaults to `False`): whether the first forward, the prompt's, gets no
-            candidates. It may read images, and has to find no more of their tokens than there are.
-    """
+    """Passes a drafter's candidates on and keeps the call's `SpecStats`."""
 
     requires_model_outputs = False
 
-    def __init__(self, drafter: BaseDrafter, stats: SpecStats, *, reads_prompt_alone: bool = False) -> None:
+    def __init__(self, drafter: BaseDrafter, stats: SpecStats) -> None:
         self.drafter, self.stats = drafter, stats
         self._num_drafted = 0
-        self._reads_prompt = reads_prompt_alone
         self.begun = False
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs: Any) -> tuple[torch.LongTensor, Any]:
         """The text and a drafted chain after it, as the drafter gives them."""
-        if self._reads_prompt:
-            self._reads_prompt = False
-            return input_ids, None
         self.begun = True
         candidates, logits = self.drafter.get_candidates(input_ids, **kwargs)
         self._num_drafted = candidates.shape[1] - input_ids.shape[1]
@@ -53,8 +41,7 @@ class _CountedCandidates(CandidateGenerator):
 
 def decode_assisted(call: Call, drafter: BaseDrafter, *, stats: SpecStats) -> Any:
     """Decode with transformers' assisted loop and our drafter as its candidate generator."""
-    is_alone = not call.model.config.is_encoder_decoder and bool(tensors_of(call.model_kwargs).keys() - OF_TEXT)
-    candidates = _CountedCandidates(drafter, stats, reads_prompt_alone=is_alone)
+    candidates = _CountedCandidates(drafter, stats)
     recorded = caches.recorded(call.cache)
     stats.method = stats.method or type(drafter).__name__
     try:

@@ -24,7 +24,6 @@ from hf_specdec.call.request import Request
 from hf_specdec.common.progress import with_bar
 from hf_specdec.compat.models import generation_model
 from hf_specdec.engine.shared_processes import agreed_seed
-from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.config import check_positive
 
 MAX_CACHE_TOKENS = 1 << 18
@@ -86,7 +85,7 @@ def generate_many(
     check_settings(request)
     check_all(request, tokenizer)
     kwargs = {**generate_kwargs, "spec_method": spec_method}
-    job = Job(model, tokenizer, _seed_of(request, seed), _cache_or_new(prefix_cache), kwargs)
+    job = Job(model, tokenizer, _seed_of(request, seed), prefix_cache or PrefixCache(), kwargs)
     results = job.run(numbered(prompts, indices), max_batch_size, max_cache_tokens)
     return with_bar(results, total=length_hint(prompts) or None) if progress else results
 
@@ -96,11 +95,3 @@ def _seed_of(request: Request, seed: int | None) -> int | None:
     if (seed := checked_seed(seed)) is None and request.setting("do_sample"):
         return agreed_seed(request.model)
     return seed
-
-
-def _cache_or_new(prefix_cache: PrefixCache | None) -> PrefixCache:
-    """A given cache, once it is one, or an empty one."""
-    if not isinstance(prefix_cache, PrefixCache | None):
-        remedy = "Pass hf_specdec.PrefixCache(max_bytes)."
-        raise ConfigError("prefix_cache", "must be a PrefixCache", type(prefix_cache).__name__, remedy)
-    return prefix_cache or PrefixCache()

@@ -74,8 +74,7 @@ def test_a_cache_is_taken_by_the_names_that_plain_generate_knows(zoo: Callable[[
     is_old = pytest.warns(FutureWarning, match=name) if name != CACHE else contextlib.nullcontext()
     with is_old:
         expected = plain(model, PROMPT, **{name: caches[0]}, **options).tolist()
-    with is_old:
-        answer = speculative(model, PROMPT, **{name: caches[1]}, **options, **DRAFTS["oracle"](expected[0]))
+    answer = speculative(model, PROMPT, **{name: caches[1]}, **options, **DRAFTS["oracle"](expected[0]))
     assert answer.tolist() == expected
     assert_same_cache(caches[1], caches[0])
     with pytest.raises(hf_specdec.ConfigError, match=f"`{name}`"):

@@ -108,8 +108,3 @@ def test_a_call_that_transformers_compiles_keeps_the_kernels_it_is_traced_with()
     model.get_compiled_call = lambda config: compiled
     logits_of(model, cache_implementation="static", compile_config=settings)
     assert forward and not any(forward)
-
-
-def test_plain_kernels_is_a_flag() -> None:
-    with pytest.raises(hf_specdec.ConfigError, match="plain_kernels"):
-        hf_specdec.enable(load(), plain_kernels="yes")  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def other(vocab_size: int) -> Any:
 def test_a_call_without_a_draft_model_says_what_to_pass(pair: tuple[Any, Any]) -> None:
     with pytest.raises(ConfigError, match=r"`assistant_model` must be given .*a smaller model"):
         pair[0].generate(PROMPT, spec_method="draft_model", **OPTIONS)
-    with pytest.raises(ConfigError, match="must be a transformers model, but is 'str'"):
+    with pytest.raises(ConfigError, match="must be a model that generates, but is 'str'"):
         pair[0].generate(PROMPT, spec_method="draft_model", assistant_model="gpt2", **OPTIONS)
 
 

@@ -39,11 +39,6 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt_lookup_config": {"num_draft_tokens": 5, "max_draft_len": 4}},
         "`max_draft_len` must agree with `num_draft_tokens`",
     ),
-    "a configuration for a method": (
-        {"spec_method": hf_specdec.PromptLookupConfig(max_draft_len=4)},
-        'Write spec_method="prompt_lookup", and pass the configuration as spec_config.',
-    ),
-    "a configuration's class": ({"spec_method": hf_specdec.LookaheadConfig}, 'Write spec_method="lookahead"'),
     "a method's own argument": ({"lookahead_config": [7, 5]}, "`lookahead_config` must have 3 entries"),
     "a key of a method's own argument": ({"lookahead_config": {"window": 5}}, "`lookahead_config key` must be one of"),
 }
@@ -169,10 +164,6 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         "`draft_model_device_list` must be a non-empty list",
     ),
     "a tokenizer's name": (lambda m: many(m, tokenizer="gpt2"), "`tokenizer` must be a tokenizer, but is 'gpt2'"),
-    "a streamer": (
-        lambda m: m.generate(PROMPT, max_new_tokens=2, spec_method="auto", streamer=print),
-        "`streamer` must have the methods put and end",
-    ),
     "a row without a processor": (
         lambda m: m.generate(PROMPT, max_length=40, spec_method="auto", logits_processor=[PerRow(lambda row: None)]),
         "`make` must return a processor or a criterion",
