@@ -264,7 +264,6 @@ class SpecStep:
         path (`tuple[int, ...]`): nodes of the tree that are part of the text now, the root first.
         draft_seconds, verify_seconds, commit_seconds (`float`): where the step's time went, all rows together.
         row (`int`): row of the batch.
-        view: what the drafter shows of itself after the step, such as a `LookaheadView`; `None` where it shows nothing.
         nodes (`tuple[DraftedNode, ...]`): where each drafted node of `tree` came from, node 1 first; empty where the
             drafter does not say.
         observer_seconds (`float`): time that observing took in the steps before this one, for clocks to leave out.
@@ -278,6 +277,5 @@ class SpecStep:
     verify_seconds: float
     commit_seconds: float
     row: int = 0
-    view: Any = None
     nodes: tuple[DraftedNode, ...] = ()
     observer_seconds: float = 0.0

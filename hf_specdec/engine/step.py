@@ -289,7 +289,6 @@ class StepRunner:
                         verify_seconds=seconds.verify,
                         commit_seconds=seconds.commit,
                         row=sequence.index,
-                        view=sequence.drafter.view,
                         nodes=sequence.describe(tree) if self.leads else (),
                         observer_seconds=self._observer_seconds,
                     )

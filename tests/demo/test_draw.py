@@ -189,13 +189,6 @@ def test_a_step_says_what_each_source_said(race: Race) -> None:
             assert source_of(source).label in html
 
 
-def test_lookahead_shows_window_and_pool(race: Race) -> None:
-    lane = race.lanes[3]
-    html = draw_step(race, lane, len(lane.steps) - 1)
-    assert html.count("<th>level ") == 4 and "The pool" in html
-    assert html.split("hs-window")[1].split("</table>")[0].count("<td>") == 28
-
-
 def test_a_lane_without_drafts_is_drawn_too(race: Race) -> None:
     plain = race.lane(PLAIN)
     assert plain is not None and "drafts nothing" in draw_step(race, plain, 0)

@@ -102,7 +102,6 @@ class BaseDrafter(CandidateGenerator, ABC):
             `num_top_logits` likeliest, at most.
         never_drafts (`bool`): whether it always proposes the root alone.
         max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
-        view: what it shows of itself to `spec_observer` after a step, if anything.
     """
 
     needs_logits: bool = False
@@ -110,7 +109,6 @@ class BaseDrafter(CandidateGenerator, ABC):
     num_prompt_logits: int = 0
     never_drafts: bool = False
     max_extra_tokens: int = 0
-    view: Any = None
     _assisted_ids: list[int] | None = None
     _assisted_tree: DraftTree | None = None
 
@@ -198,7 +196,6 @@ class Drafter(BaseDrafter):
         needs_logits (`bool`): whether `observe` reads `logits`.
         never_drafts (`bool`): whether it always proposes the root alone.
         max_extra_tokens (`int`): most extra tokens besides a tree; a static cache's forwards have room for them.
-        view: what it shows of itself to `spec_observer` after a step, if anything.
         request (`DraftRequest`): everything that the step asks for, while `propose` runs: `request.max_depth`,
             `request.num_rows`, `request.cost` and `request.noise` besides the budget.
     """

@@ -12,8 +12,7 @@ accepts a whole n-gram keeps the token after it.
 import functools
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -141,31 +140,9 @@ class TailPool:
         for end in range(self.ngram_size, len(tokens) + 1):
             self.add(tokens[end - self.ngram_size : end], is_text=True)
 
-    def tails(self, key: int) -> list[tuple[int, ...]]:
-        """The tails of the n-grams that begin with `key`, most recently used first."""
-        return list(reversed(self._tails.get(key, ())))
-
     def entries(self, key: int) -> list[tuple[tuple[int, ...], bool]]:
-        """As `tails`, each with whether it stood in a text; else a window alone found it."""
+        """The tails of n-grams that begin with `key`, most recently used first, and whether each stood in a text."""
         return list(reversed(self._tails.get(key, OrderedDict[tuple[int, ...], bool]()).items()))
-
-    def snapshot(self, keys: Iterable[int]) -> dict[int, tuple[tuple[int, ...], ...]]:
-        """The tails of those of `keys` that have any."""
-        return {key: tuple(self.tails(key)) for key in keys if key in self._tails}
-
-
-@dataclass(frozen=True, slots=True)
-class LookaheadView:
-    """Window and n-grams that a lookahead drafter is about to use.
-
-    Attributes:
-        window (`tuple[tuple[int, ...], ...]`): its tokens level by level; level 0 begins with the root.
-        pool (`Mapping[int, tuple[tuple[int, ...], ...]]`): for the root and the other tokens of level 0, the tails of
-            the n-grams that begin with them, most recently used first. The root's are the next step's candidates.
-    """
-
-    window: tuple[tuple[int, ...], ...]
-    pool: Mapping[int, tuple[tuple[int, ...], ...]]
 
 
 class LookaheadDrafter(BaseDrafter):
@@ -190,12 +167,6 @@ class LookaheadDrafter(BaseDrafter):
     def assisted_budget(self) -> int:
         """Most tokens drafted a step inside transformers' loop: those of a tail."""
         return self.config.ngram_size - 1
-
-    @property
-    def view(self) -> LookaheadView:
-        """The window and the part of the pool that concerns it, as they are now."""
-        window = tuple(tuple(level) for level in self._window.levels)
-        return LookaheadView(window, self._pool.snapshot(window[0]))
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         """Draw the window's first level from the prompt, and pool the prompt's n-grams."""

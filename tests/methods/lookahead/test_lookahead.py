@@ -140,17 +140,20 @@ def test_a_request_stays_within_what_the_model_reserves(name: str) -> None:
     assert error.value.value == getattr(excess, name)
 
 
+def tails_of(pool: TailPool, key: int) -> list[tuple[int, ...]]:
+    return [tail for tail, _ in pool.entries(key)]
+
+
 def test_the_pool_keeps_the_tails_and_keys_used_last() -> None:
     pool = TailPool(ngram_size=3, max_tails=2)
     for ngram in ((1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7)):
         pool.add(ngram)
-    assert pool.tails(1) == [(6, 7), (2, 3)]
-    assert pool.tails(2) == []
-    assert pool.snapshot([2, 1]) == {1: ((6, 7), (2, 3))}
+    assert tails_of(pool, 1) == [(6, 7), (2, 3)]
+    assert tails_of(pool, 2) == []
     for key in (8, 1, *range(100, 100 + MAX_KEYS - 1)):
         pool.add((key, 2, 2))
-    assert pool.tails(8) == []
-    assert pool.tails(1) == [(2, 2), (6, 7)]
+    assert tails_of(pool, 8) == []
+    assert tails_of(pool, 1) == [(2, 2), (6, 7)]
 
 
 def test_the_pool_takes_every_ngram_of_a_text() -> None:
@@ -159,8 +162,8 @@ def test_the_pool_takes_every_ngram_of_a_text() -> None:
     pool = TailPool(ngram_size=3, max_tails=PLENTY)
     pool.add_text(text)
     expected = {tuple(text[start : start + 3]) for start in range(200)}
-    assert {(key, *tail) for key in range(6) for tail in pool.tails(key)} == expected
-    assert pool.tails(text[-3])[0] == tuple(text[-2:])
+    assert {(key, *tail) for key in range(6) for tail in tails_of(pool, key)} == expected
+    assert tails_of(pool, text[-3])[0] == tuple(text[-2:])
 
 
 def test_candidates_share_their_prefixes_most_recently_used_first() -> None:
@@ -192,7 +195,7 @@ def test_the_text_s_ngrams_are_pooled_across_steps() -> None:
     for accepted in ([3], [4, 5], [6, 1]):
         learned(drafter, drafted_by(drafter, 0), None, accepted)
     assert paths(drafted_by(drafter, PLENTY)) == {(2, 3, 4)}
-    assert drafter.view.pool[1] == ((2, 3, 4),)
+    assert tails_of(drafter._pool, 1) == [(2, 3, 4)]
 
 
 def test_what_the_window_finds_is_drafted_and_accepted() -> None:
@@ -202,7 +205,7 @@ def test_what_the_window_finds_is_drafted_and_accepted() -> None:
     for _ in range(80):
         tree = step(drafter)
         emitted, token = 1, successor(tree.tokens[0])
-        while token != drafter.view.window[0][0]:
+        while token != drafter._window.levels[0][0]:
             emitted, token = emitted + 1, successor(token)
         lengths.append(emitted)
     assert lengths[:3] == [1, 1, 1]

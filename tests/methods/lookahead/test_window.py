@@ -35,10 +35,14 @@ def test_every_pair_of_window_tokens_sees_one_another_as_in_the_paper(width: int
             assert visible[row, column] == may_see(reader, other), (reader, other)
 
 
+def window_of(drafter: LookaheadDrafter) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, drafter._window.levels))
+
+
 def test_the_first_level_is_drawn_from_the_prompt_behind_the_root() -> None:
     drafter = LookaheadDrafter(LookaheadConfig(window_size=20))
     drafter.begin(PROMPT)
-    (level,) = drafter.view.window
+    (level,) = window_of(drafter)
     assert level[0] == PROMPT[-1]
     assert set(level[1:]) <= set(PROMPT)
     assert len(set(level)) > 2
@@ -47,7 +51,7 @@ def test_the_first_level_is_drawn_from_the_prompt_behind_the_root() -> None:
 def test_extra_tokens_are_the_window_without_its_root_level_by_level() -> None:
     drafter = begun((4, 4, 3))
     for _ in range(5):
-        window = drafter.view.window
+        window = window_of(drafter)
         tree = step(drafter)
         assert tree.tokens[0] == window[0][0]
         assert tree.extra is not None
@@ -60,12 +64,12 @@ def test_the_last_level_s_next_tokens_come_from_the_raw_logits() -> None:
     tree = drafted_by(drafter, PLENTY)
     assert tree.num_columns == 3
     learned(drafter, tree, logits_for([30, 31, 32]), [30])
-    assert drafter.view.window[1][:2] == (31, 32), "on by one position: the root's column is gone"
-    before = drafter.view.window
+    assert window_of(drafter)[1][:2] == (31, 32), "on by one position: the root's column is gone"
+    before = window_of(drafter)
     tree = drafted_by(drafter, PLENTY)
     assert tree.num_columns == 6
     learned(drafter, tree, logits_for([40, 0, 0, 41, 42, 43]), [40])
-    after = drafter.view.window
+    after = window_of(drafter)
     assert after[1] == (41, 42, 43)
     assert after[0] == (40, *before[1][1:])
 
@@ -85,12 +89,12 @@ def test_a_window_that_was_not_computed_stays_but_for_its_root() -> None:
     drafter = begun((4, 4, 3))
     for _ in range(5):
         step(drafter)
-    before = drafter.view.window
+    before = window_of(drafter)
     tree = drafted_by(drafter, PLENTY).with_extra(None)
     learned(drafter, tree, logits_for([11] * len(tree)), [11, 12])
-    assert drafter.view.window == ((12, *before[0][1:]), *before[1:])
+    assert window_of(drafter) == ((12, *before[0][1:]), *before[1:])
     learned(drafter, drafted_by(drafter, PLENTY), None, [13])
-    assert drafter.view.window == ((13, *before[0][1:]), *before[1:])
+    assert window_of(drafter) == ((13, *before[0][1:]), *before[1:])
 
 
 @pytest.mark.parametrize("max_nodes", [None, 1])
@@ -102,5 +106,5 @@ def test_rows_are_counted_in_the_tree_that_was_computed(max_nodes: int | None) -
     rows = logits_for([30, *[2] * (len(tree) - 1), 21, 22])
     padding = logits_for([9, 9])
     learned(drafter, tree, torch.cat([rows, padding]), [1])
-    assert drafter.view.window == ((1, 21, 22),)
-    assert (30,) in drafter.view.pool[1]
+    assert window_of(drafter) == ((1, 21, 22),)
+    assert (30,) in [tail for tail, _ in drafter._pool.entries(1)]

@@ -1,10 +1,9 @@
-"""One step of one lane as HTML: the text, the tree, what the sources said, and lookahead's window."""
+"""One step of one lane as HTML: the text, the tree, and what the sources said."""
 
 from collections.abc import Sequence
 
 from hf_specdec.common.stats import SourceVote, SpecStep
 from hf_specdec.errors import counted
-from hf_specdec.methods.lookahead.drafter import LookaheadView
 from hf_specdec.tools.demo.draw.markup import escaped, one_line, source_class, source_of
 from hf_specdec.tools.demo.draw.tree import draw_tree
 from hf_specdec.tools.demo.record import Lane, Race, Words
@@ -23,8 +22,6 @@ def draw_step(race: Race, lane: Lane, number: int) -> str:
     parts.append(f"<p>{_what_happened(step, words)}</p>")
     if any(node.votes for node in step.nodes):
         parts.append(_votes(step, words))
-    if isinstance(step.view, LookaheadView):
-        parts.append(_window(step.view, words))
     return f'<div class="hs hs-step">{"".join(parts)}</div>'
 
 
@@ -108,25 +105,3 @@ def _said(votes: Sequence[SourceVote]) -> str:
             for source, weight in weights.items()
         ]
     )
-
-
-def _window(view: LookaheadView, words: Words) -> str:
-    """Lookahead's window for the next step, level by level, and the pool's n-grams of its first level."""
-    rows = [_cells(f"level {level}", words, tokens) for level, tokens in enumerate(view.window)]
-    pool = [
-        f"<li>{_code(words, key, 14)} \u2192 "
-        + " \u00a0 ".join(["".join([_code(words, token, 10) for token in tail]) for tail in tails])
-        + "</li>"
-        for key, tails in view.pool.items()
-    ]
-    return (
-        '<div class="hs-scroll" tabindex="0" role="group" aria-label="Window, scrolls sideways">'
-        '<table class="hs-window"><caption>The window for the next step: read downwards, a column is a piece of text '
-        f"to come; level 0 begins with the text's last token</caption><tbody>{''.join(rows)}</tbody></table></div>"
-        f'<details class="hs-pool" open><summary>The pool: n-grams that begin with a token of level 0</summary>'
-        f"<ul>{''.join(pool) or '<li>none yet</li>'}</ul></details>"
-    )
-
-
-def _cells(name: str, words: Words, tokens: Sequence[int]) -> str:
-    return f"<tr><th>{name}</th>{''.join([f'<td>{_code(words, token, 10)}</td>' for token in tokens])}</tr>"
