@@ -1,5 +1,5 @@
 /* A recorded forward: instructions of the core, one after the other, without Python between them. Several threads share
- * each instruction and wait for one another after it. For x86 with AVX2. */
+ * each large instruction and wait for one another before what it writes is read. For x86 with AVX2. */
 
 #include "core.h"
 #include "halves.h"
