@@ -57,7 +57,7 @@ Q6_K = Format("Q6_K", 4, 14, 256, 210, 420)
 FORMATS = {kind.name: kind for kind in (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)}
 
 
-def quantized(weight: Any) -> torch.Tensor:
+def quantized(weight: torch.Tensor) -> torch.Tensor:
     """Pack a matrix `(rows, columns)` in Q8_0: codes from -127 to 127, 32 of which share a scale in fp16."""
     rows, columns = weight.shape
     packed = empty(rows, columns, Q8_0)

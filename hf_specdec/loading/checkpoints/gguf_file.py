@@ -1,7 +1,7 @@
 """Loads a GGUF file with its weights packed, where the compiled core multiplies them.
 
 transformers names the tensors and undoes what llama.cpp has done to them. It widens them first; here a matrix keeps its
-blocks, and its rows are put into the order that transformers gives them. Blocks of other formats become Q8_0.
+blocks, and its rows are put into the order that transformers gives them. Blocks of other formats are widened.
 """
 
 import importlib.util
@@ -15,11 +15,10 @@ from transformers import PreTrainedModel
 
 from hf_specdec.compat import loading as compat
 from hf_specdec.errors import MissingExtraError
-from hf_specdec.kernels.packed import FORMATS, Q8_0, Format, interleaved, quantized, why_unused
+from hf_specdec.kernels.packed import FORMATS, Format, interleaved, why_unused
 from hf_specdec.kernels.packed_loading import packable, packed_config
 from hf_specdec.kernels.quantization.precision import lies_on_cpu
 
-FLOATS = (0, 1, 30)  # GGUF's types of fp32, fp16 and bf16
 KINDS = {kind.type_id: kind for kind in FORMATS.values()}
 
 
@@ -76,9 +75,9 @@ def _kinds(model: PreTrainedModel, tensors: dict[str, Any]) -> dict[str, Format]
     """The format of each module that can be packed, by the file's `tensors` under transformers' names."""
     allowed = set(packable(model))
     kinds = {
-        name.removesuffix(".weight"): KINDS.get(tensor.tensor_type, Q8_0)
+        name.removesuffix(".weight"): KINDS[tensor.tensor_type]
         for name, tensor in tensors.items()
-        if tensor.tensor_type not in FLOATS and name.removesuffix(".weight") in allowed
+        if tensor.tensor_type in KINDS and name.removesuffix(".weight") in allowed
     }
     for name, source in model.all_tied_weights_keys.items():
         name, source = name.removesuffix(".weight"), source.removesuffix(".weight")
@@ -104,10 +103,7 @@ def _put(
     raw = raw.view(tensor.data.dtype).reshape(tensor.data.shape)
     if kind is not None:
         order = row_order(processor, tensor.name, names, len(raw))
-        blocks = torch.from_numpy(raw)
-        is_kept = tensor.tensor_type in KINDS
-        packed = interleaved(blocks, kind, order) if is_kept else quantized(_Widened(blocks, tensor, order))
-        state[names[tensor.name]] = packed
+        state[names[tensor.name]] = interleaved(torch.from_numpy(raw), kind, order)
         return
     numbers = dequantize(raw, tensor.tensor_type)
     result = processor.process(
@@ -115,20 +111,6 @@ def _put(
     )
     if result.name in names:
         state[names[result.name]] = torch.from_numpy(np.ascontiguousarray(result.weights)).to(dtype)
-
-
-class _Widened:
-    """A matrix of a file, `(rows, bytes of a row)`, whose rows are widened as they are looked up in `order`."""
-
-    def __init__(self, blocks: torch.Tensor, tensor: Any, order: torch.Tensor | None) -> None:
-        self.blocks, self.kind, self.order = blocks, tensor.tensor_type, order
-        self.shape = (len(blocks), int(tensor.shape[0]))
-
-    def __getitem__(self, rows: slice) -> torch.Tensor:
-        from gguf import dequantize
-
-        blocks = self.blocks[rows] if self.order is None else self.blocks[self.order[rows]]
-        return torch.from_numpy(dequantize(blocks.numpy(), self.kind))
 
 
 def row_order(processor: Any, name: str, names: dict[str, str], rows: int) -> torch.Tensor | None:
