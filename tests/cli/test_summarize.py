@@ -55,7 +55,6 @@ def test_other_tokens_fail_the_check(run: Run, monkeypatch: pytest.MonkeyPatch) 
     [
         (("--spec-method", "none"), "`spec_method` must be a method"),
         (("--articles", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("--prompt-template", "nothing"), "must contain {article}"),
         (("--rouge1-threshold", "1"), "`rouge1_threshold` must come with check_accuracy"),
     ],
 )

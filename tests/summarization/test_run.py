@@ -81,7 +81,7 @@ def test_the_article_alone_is_cut(target: Any, tokenizer: Any, monkeypatch: pyte
 
 
 def test_the_prompt_follows_the_template(target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Summarizer(target, tokenizer, template="<{article}>").prompt(Article("Text.", "T.")) == "<Text.>"
+    assert Summarizer(target, tokenizer).prompt(Article("{Text}.", "T.")) == "{Text}.\n\nTL;DR:"
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     prompt = Summarizer(target, tokenizer).prompt(Article("Text.", "T."))
     assert prompt == "[user] Summarize the following article in a few sentences.\n\nText.[assistant]"

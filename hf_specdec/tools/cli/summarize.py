@@ -19,15 +19,13 @@ TOLERANCE = 0.5  # points of ROUGE-1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryOptions:
-    """Articles, their prompts, and a check of the summaries.
+    """Articles, and a check of the summaries.
 
     Attributes:
         articles (`Path`): A .jsonl file (.gz too) whose lines have `article` and `highlights`, as in CNN/DailyMail.
             Default: twelve short articles that ship with the package.
         limit (`int`): Most articles.
         max_input_tokens (`int`): Most tokens of an article; the rest of it is left out.
-        prompt_template (`str`): The prompt of an article, with {article} in it. Default: a request through the chat
-            template, if there is one; else the article and 'TL;DR:'.
         check_accuracy (`bool`): Exit with 1 where the method's summaries fall below a threshold.
         rouge1_threshold (`float`): Least ROUGE-1 of the method. Default: plain's, less half a point.
     """
@@ -35,7 +33,6 @@ class SummaryOptions:
     articles: Path | None = None
     limit: options.AtLeastOne = None
     max_input_tokens: Annotated[int, typer.Option(min=1)] = 1024
-    prompt_template: str | None = None
     check_accuracy: bool = False
     rouge1_threshold: Annotated[float | None, typer.Option(min=0, max=100)] = None
 
@@ -72,8 +69,7 @@ def summarize(
     check_rouge()
     texts, pandas = read_articles(summary.articles, limit=summary.limit), check_pandas()
     loaded, ours = load(loading, method)
-    limits = (summary.max_input_tokens, summary.prompt_template)
-    summarizer = Summarizer(loaded.model, loaded.tokenizer, kwargs, seed or 0, *limits)
+    summarizer = Summarizer(loaded.model, loaded.tokenizer, kwargs, seed or 0, summary.max_input_tokens)
     ways = {PLAIN: {"spec_method": None}, ours["spec_method"]: ours}
     rows = score_rows(summarize_all(summarizer, texts, ways), texts)
     dtype = precision_of(loaded.model)

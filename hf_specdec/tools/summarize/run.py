@@ -65,8 +65,6 @@ class Summarizer:
         options (`Mapping[str, Any]`): arguments of `generate` for every summary.
         seed (`int`): set before each call.
         max_input_tokens (`int`): of one article; the rest of it is left out.
-        template (`str | None`): the prompt of an article, with `{article}` in it; it is a user's message where the
-            tokenizer has a chat template.
     """
 
     model: PreTrainedModel
@@ -74,21 +72,15 @@ class Summarizer:
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     max_input_tokens: int = 1024
-    template: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.template is not None and "{article}" not in self.template:
-            raise ConfigError("prompt_template", "must contain {article}", self.template, "Say where the text goes.")
 
     def prompt(self, article: Article) -> str:
         """Return the text that the model continues."""
         is_chat = self.tokenizer.chat_template is not None
-        template = self.template or (CHAT_TEMPLATE if is_chat else TEXT_TEMPLATE)
         ids = self.tokenizer(article.text, add_special_tokens=False, verbose=False)["input_ids"]
         text = article.text
         if len(ids) > self.max_input_tokens:  # a character cut in two is decoded to U+FFFD
             text = str(self.tokenizer.decode(ids[: self.max_input_tokens])).rstrip("\N{REPLACEMENT CHARACTER}")
-        content = template.replace("{article}", text)
+        content = (CHAT_TEMPLATE if is_chat else TEXT_TEMPLATE).format(article=text)
         return chat_text(self.tokenizer, [{"role": "user", "content": content}]) if is_chat else content
 
     def write(self, article: Article, method: Mapping[str, Any]) -> Summary:
