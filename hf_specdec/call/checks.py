@@ -40,19 +40,14 @@ def check_settings(request: Request) -> None:
         ConfigError: names the first setting that asks for one.
     """
 
-    def refuse(name: str, rule: str, instead: object) -> None:
-        configured = f"A generation configuration sets it: pass {name}={instead!r}, or change it there."
-        passed = f"Pass {name}={instead!r}, or spec_method=None for this call."
-        remedy = passed if name in request.arguments else f"{configured} Or pass spec_method=None."
-        raise ConfigError(name, f"must be {rule}", request.setting(name), remedy)
-
-    if (request.setting("num_beams") or 1) > 1:
-        refuse("num_beams", "1 with spec_method (beam search has no speculative form)", 1)
-    for name in ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing"):
-        if request.setting(name):
-            refuse(name, "unset with spec_method", None)
+    modes = ("penalty_alpha", "dola_layers", "constraints", "force_words_ids", "token_healing")
+    refused: dict[str, tuple[str, object]] = {name: ("unset", None) for name in modes if request.setting(name)}
+    refused |= {"num_beams": ("1", 1)} if (request.setting("num_beams") or 1) > 1 else {}
     if request.setting("cache_implementation") not in CACHES:
-        refuse("cache_implementation", 'unset, "dynamic" or "static" with spec_method', "dynamic")
+        refused["cache_implementation"] = 'unset, "dynamic" or "static"', "dynamic"
+    for name, (rule, instead) in refused.items():
+        remedy = f"Pass {name}={instead!r}, or spec_method=None for this call."
+        raise ConfigError(name, f"must be {rule} with spec_method", request.setting(name), remedy)
 
 
 def passed_objects(request: Request) -> None:

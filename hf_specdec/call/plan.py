@@ -111,7 +111,7 @@ def _speculative(request: Request, *, notes: tuple[str, ...] = (), **more: Any) 
         loop="assisted" if request.is_assisted else "spec",
         network=_network(request),
         budget=request.budget,
-        budget_reason=_budget_reason(request, more.get("num_rows", 1)),
+        budget_reason=_budget_reason(request),
         rounding_reason=_rounding_reason(request, is_compiled=more.get("is_compiled", False)),
         notes=notes,
         **more,
@@ -156,17 +156,12 @@ def _network(request: Request) -> str | None:
     return type(request.network).__name__ if request.drafts_with_network else None
 
 
-def _budget_reason(request: Request, num_rows: int) -> str:
+def _budget_reason(request: Request) -> str:
     if request.budget == 0:
         return "the method drafts nothing"
     config = type(request.config).__name__ if request.method.name else "a drafter of your own"
-    if (costs := request.costs) is None:
-        return f"the most that {config} allows"
-    curve = costs.curve(num_rows)
-    origin = "by earlier steps" if curve.is_known else "assumed"
-    size = 1 + request.budget
-    ratio = f"a forward of {size} takes {curve.ratio(size):.1f} times as long as one of a single token ({origin})"
-    return f"the most that {config} allows; each step verifies as many as save time: {ratio}"
+    each = "" if request.costs is None else "; each step verifies as many as save time"
+    return f"the most that {config} allows{each}"
 
 
 def drafting_of(

@@ -114,23 +114,6 @@ def gguf_names(reader: Any, model: PreTrainedModel) -> tuple[dict[str, str], Any
     return names, processor
 
 
-def gguf_reader(file: Path) -> Any:
-    """gguf's reader of a file, without the strings of arrays: it makes two arrays for each token of the vocabulary."""
-    from gguf import GGUFReader
-    from gguf.constants import GGUFValueType
-
-    class Reader(GGUFReader):
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type != GGUFValueType.ARRAY or self._get(orig_offs, "<u4")[0] != GGUFValueType.STRING:
-                return super()._get_field_parts(orig_offs, raw_type)
-            place, data = orig_offs + 12, self.data.data
-            for _ in range(int(self._get(orig_offs + 4, "<u8")[0])):
-                place += 8 + int.from_bytes(data[place : place + 8], "little")
-            return place - orig_offs, [], [], [GGUFValueType.ARRAY, GGUFValueType.STRING]
-
-    return Reader(file)
-
-
 def dropped_settings(generation_config: GenerationConfig, path: str, **hub_arguments: Any) -> dict[str, Any]:
     """Settings in a checkpoint's generation configuration that loading it dropped."""
     try:

@@ -50,13 +50,15 @@ def _load(auto_class: Any, file: Path, kwargs: dict[str, Any]) -> tuple[PreTrain
     """The model and the loading info; `None` where no weight can stay packed."""
     if importlib.util.find_spec("gguf") is None:
         raise MissingExtraError("gguf", "gguf", "a GGUF file")
+    from gguf import GGUFReader
+
     options = {name: value for name, value in kwargs.items() if name not in ("gguf_file", "config", "dtype")}
     dtype = kwargs.get("dtype")
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
     config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     with torch.device("meta"):
         skeleton = auto_class.from_config(config)
-    reader = compat.gguf_reader(file)
+    reader = GGUFReader(file)
     names, processor = compat.gguf_names(reader, skeleton)
     kinds = _kinds(skeleton, {names[tensor.name]: tensor for tensor in reader.tensors if tensor.name in names})
     if not kinds:
