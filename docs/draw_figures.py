@@ -137,18 +137,24 @@ def auto_sources(run: Run) -> Figure:
 
 def lookahead_window(run: Run) -> Figure:
     """The window level by level, and the n-grams that it has found for the text's last token."""
-    steps = run.steps("lookahead", window_size=6, ngram_size=4, verification_set_size=4)
-    view = max((step.view for _, step in steps[8:]), key=lambda view: len(view.pool.get(view.window[0][0], ())))
+    width = 6
+    steps = run.steps("lookahead", window_size=width, ngram_size=4, verification_set_size=4)
+    tree = max((step.tree for _, step in steps[8:] if step.tree.extra), key=lambda tree: len(tree.children(0)))
+    tokens = (tree.tokens[0], *tree.extra.tokens)
+    window = [tokens[start : start + width] for start in range(0, len(tokens), width)]
     figure, axes = plt.subplots(figsize=(9, 2.6))
     axes.axis("off")
-    for level, tokens in enumerate(view.window):
-        colors = [ROOT if level == 0 and column == 0 else PLAIN for column in range(len(tokens))]
-        _row(axes, -float(level), f"level {level}", run.words(tokens), colors)
-    root = view.window[0][0]
-    for number, tail in enumerate(view.pool.get(root, ())[:3]):
-        _row(axes, -float(number), "", run.words((root, *tail)), [ROOT] + [ACCEPTED] * len(tail), start=9)
+    for level, part in enumerate(window):
+        colors = [ROOT if level == 0 and column == 0 else PLAIN for column in range(width)]
+        _row(axes, -float(level), f"level {level}", run.words(part), colors)
+    for number, first in enumerate(tree.children(0)[:3]):
+        branch = [0, first]
+        while children := tree.children(branch[-1]):
+            branch.append(children[0])
+        words = run.words([tree.tokens[node] for node in branch])
+        _row(axes, -float(number), "", words, [ROOT] + [ACCEPTED] * (len(branch) - 1), start=9)
     axes.text(10, 0.75, "n-grams found for the last token", ha="center")
-    axes.set(xlim=(-2.4, 13.5), ylim=(-len(view.window) + 0.4, 1.2))
+    axes.set(xlim=(-2.4, 13.5), ylim=(-len(window) + 0.4, 1.2))
     return figure
 
 
