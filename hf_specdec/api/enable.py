@@ -57,6 +57,9 @@ def enable(
         ConfigError: an unknown or invalid configuration, or an attention that the model cannot use.
     """
     inner = _generating(model)
+    if spec_memory is not None and not isinstance(spec_memory, SpecMemory):
+        remedy = "Make one with hf_specdec.SpecMemory() or SpecMemory.load(path)."
+        raise ConfigError("spec_memory", "must be a SpecMemory", spec_memory, remedy)
     defaults: dict[str, SpecConfig] = {}
     methods = config_arguments()
     for name, value in configs.items():
