@@ -13,7 +13,7 @@ import torch
 from hf_specdec.compat.caches import CACHE
 from hf_specdec.errors import SpecError
 from tests.helpers.support import DRAFTS, PROMPT, assert_same_cache, plain, speculative
-from tests.helpers.zoo import FALLBACK, FAMILIES
+from tests.helpers.zoo import FALLBACK, FAMILIES, Family
 
 NEW_TOKENS = 20
 METHODS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
@@ -39,6 +39,12 @@ MODES: dict[str, dict[str, Any]] = {
 }
 CACHES = ("no_cache", "cache")
 RETURN = {"return_dict_in_generate": True, "max_new_tokens": NEW_TOKENS}
+
+
+def is_refused(method: str, family: Family) -> bool:
+    """Whether a method has no use on chains, or its draft would have an encoder of its own."""
+    has_two_encoders = "draft_model" in method and family.is_seq2seq
+    return has_two_encoders or (method in TREES_ONLY and family.tier == "chain")
 
 
 class Cell:
@@ -101,8 +107,7 @@ def test_speculation_changes_nothing(
 ) -> None:
     """The same tokens, the same draws, the same cache as plain `generate`."""
     cell = cells(family, mode, cache)
-    has_two_encoders = "draft_model" in method and FAMILIES[family].is_seq2seq
-    if has_two_encoders or (method in TREES_ONLY and FAMILIES[family].tier == "chain"):
+    if is_refused(method, FAMILIES[family]):
         with pytest.raises(SpecError, match="prompt_lookup|no encoder of its own"):
             cell.run(speculative, METHODS[method](cell.expected_ids))
         return
@@ -135,7 +140,7 @@ def test_the_method_accepts_drafts_on_this_family(
     cells: Callable[[str, str, str], Cell], family: str, method: str
 ) -> None:
     """Equality without a single accepted token would prove nothing."""
-    if method in TREES_ONLY and FAMILIES[family].tier == "chain":
+    if is_refused(method, FAMILIES[family]):
         return
     runs = (
         (cell := cells(family, mode, "no_cache")).run(speculative, METHODS[method](cell.expected_ids)) for mode in MODES
@@ -163,7 +168,7 @@ def test_a_model_that_cannot_speculate_decodes_plainly(
 ) -> None:
     """The same result, and the reason in the statistics."""
     cell = cells(family, mode, "no_cache")
-    if "draft_model" in method and FALLBACK[family].is_seq2seq:
+    if is_refused(method, FALLBACK[family]):
         with pytest.raises(SpecError, match="no encoder of its own"):
             cell.run(speculative, METHODS[method](cell.expected_ids))
         return
