@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from hf_specdec.tools.bench.loaded_model import LoadedModel, load_model
-from hf_specdec.tools.demo import runner
 from hf_specdec.tools.demo.record import Race, Stop
 from hf_specdec.tools.demo.runner import Racer
-from hf_specdec.tools.demo.settings import GALLERY, Limits, Settings, config_of
+from hf_specdec.tools.demo.settings import GALLERY, Limits, Settings
 
 LIMITS = Limits(max_new_tokens=256, max_prompt_tokens=256, max_prompt_chars=2000, max_seconds=60)
 HOSTILE = "<script>document.title = 'taken'</script>\x1b[31m\x07\u202e&amp;"
 PROMPT = GALLERY[0]["prompt"]
+CALM = {"auto.num_nodes": 12}  # drafts that do not depend on how busy the machine is
 
 
 def run(racer: Racer, stop: Stop | None = None, **settings: Any) -> Race:
@@ -32,22 +32,14 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def racer(loaded: LoadedModel) -> Iterator[Racer]:
-    """A racer whose drafts do not depend on how busy the machine is."""
-
-    def calm(method: str) -> dict[str, Any] | None:
-        config = config_of(method)
-        return {**(config or {}), "num_nodes": 12} if method.startswith("auto") else config
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "config_of", calm)
-        yield Racer(loaded, LIMITS)
+def racer(loaded: LoadedModel) -> Racer:
+    return Racer(loaded, LIMITS)
 
 
 @pytest.fixture(scope="session")
 def race(racer: Racer) -> Race:
     """A short race of three methods."""
-    return run(racer, methods=("auto", "lookahead", "draft_model"), max_new_tokens=40)
+    return run(racer, methods=("auto", "lookahead", "draft_model"), values=CALM, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")

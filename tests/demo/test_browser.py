@@ -43,7 +43,7 @@ def visit(browser: Any, served: str) -> Iterator[Open]:
     """Open the page; what it asked for elsewhere and what went wrong in it is an error in the end."""
     contexts, wrong = [], list[str]()
 
-    def opened(*, width: int = 1280, **options: Any) -> Any:
+    def opened(query: str = "", *, width: int = 1280, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -51,8 +51,10 @@ def visit(browser: Any, served: str) -> Iterator[Open]:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
         page.on("request", lambda request: wrong.append(request.url) if is_elsewhere(request.url) else None)
-        page.goto(served)
+        page.goto(served + query)
         button(page, "Race").wait_for()
+        if query:  # a link's settings arrive after the page
+            sync_api.expect(page.locator("#status")).to_contain_text(re.compile("link's settings|Not possible"))
         return page
 
     def is_elsewhere(url: str) -> bool:
@@ -68,13 +70,6 @@ def button(page: Any, name: str) -> Any:
     return page.get_by_role("button", name=name, exact=True)
 
 
-def choose(page: Any, *methods: str) -> None:
-    """Type a short prompt and choose what races."""
-    page.get_by_label("Prompt", exact=True).fill("import os\n")
-    for method in ("Auto", "Prompt lookup", "Lookahead"):
-        page.get_by_label(method, exact=True).set_checked(method in methods)
-
-
 def race(page: Any, prompt: str = PROMPT) -> None:
     """Type a prompt, race, and see all of it."""
     page.get_by_label("Prompt", exact=True).fill(prompt)
@@ -84,8 +79,7 @@ def race(page: Any, prompt: str = PROMPT) -> None:
 
 
 def test_a_race_is_in_view_while_it_runs_and_is_replayed(visit: Open) -> None:
-    page = visit()
-    choose(page, "Prompt lookup", "Lookahead")
+    page = visit("?prompt=import%20os%0A&methods=prompt_lookup,lookahead&max_new_tokens=32")
     red = page.locator("#stop.stop")
     assert red.count() == 0 and button(page, "Stop").is_disabled(), "there is nothing to stop"
     button(page, "Race").click()
@@ -115,6 +109,16 @@ def test_examples_fill_the_prompt(visit: Open) -> None:
         sync_api.expect(page.get_by_text(example["shows"])).to_be_visible()
 
 
+def test_a_link_opens_the_page_with_its_settings(visit: Open) -> None:
+    page = visit("?prompt=x%20%3D%201%0A&methods=lookahead&temperature=0.5&lookahead.window_size=5")
+    sync_api.expect(page.get_by_label("Prompt", exact=True)).to_have_value("x = 1\n")
+    assert page.get_by_label("Lookahead", exact=True).is_checked()
+    assert not page.get_by_label("Auto", exact=True).is_checked()
+    race(page, "y = 2\n")
+    link = page.get_by_role("link", name="Link to these settings").get_attribute("href")
+    assert "lookahead.window_size=5" in link and "prompt=y+%3D+2" in link and "temperature=0.5" in link
+
+
 def tab_to(page: Any, name: str) -> None:
     """Press Tab until what is called so has the focus; whatever has it on the way can be seen to."""
     for _ in range(40):
@@ -128,8 +132,7 @@ def tab_to(page: Any, name: str) -> None:
 
 def test_the_keyboard_alone_gets_through(visit: Open) -> None:
     """From the prompt to the race, and step by step through the trees; the focus is always visible."""
-    page = visit()
-    choose(page, "Lookahead")
+    page = visit("?prompt=import%20os%0A&methods=lookahead&max_new_tokens=32")
     page.get_by_label("Prompt", exact=True).focus()
     tab_to(page, "Race")
     page.keyboard.press("Enter")
@@ -148,11 +151,7 @@ def test_the_keyboard_alone_gets_through(visit: Open) -> None:
 
 
 def test_stop_stops(visit: Open) -> None:
-    page = visit()
-    choose(page, "Lookahead")
-    page.get_by_role("button", name="Parameters").click()
-    for name, number in (("New tokens", "256"), ("Temperature", "1.5")):
-        page.get_by_label(f"number input for {name}").fill(number)
+    page = visit("?prompt=import%20os%0A&methods=lookahead&max_new_tokens=256&temperature=1.5")
     button(page, "Race").click()
     sync_api.expect(page.locator(".hs-verdict").first).to_contain_text(re.compile(r"^[1-9]\d* tokens? so far"))
     button(page, "Stop").click()
@@ -161,8 +160,9 @@ def test_stop_stops(visit: Open) -> None:
 
 
 def test_mistakes_are_messages(visit: Open) -> None:
-    page = visit()
+    page = visit("?prompt=x&methods=outo")
     alert = page.get_by_role("alert")
+    sync_api.expect(alert).to_contain_text("Did you mean 'auto'?")
     page.get_by_label("Prompt", exact=True).fill("")
     button(page, "Race").click()
     sync_api.expect(alert).to_contain_text("\u201cPrompt\u201d must hold some text")
@@ -183,8 +183,9 @@ def test_markup_and_escape_sequences_are_shown_not_run(visit: Open) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_s_width_is_enough(visit: Open, scheme: str) -> None:
     """Nothing runs out of the page; trees go downwards and their labels stay readable."""
-    page = visit(width=390, color_scheme=scheme)
-    choose(page, "Auto")
+    page = visit(
+        "?prompt=import%20os%0A&methods=auto&auto.num_nodes=32&max_new_tokens=24", width=390, color_scheme=scheme
+    )
     button(page, "Race").click()
     page.locator(".hs-play").wait_for()
     for tab in ("Race", "Inside a step", "Figures"):
@@ -199,8 +200,7 @@ def test_a_phone_s_width_is_enough(visit: Open, scheme: str) -> None:
 
 
 def test_still_for_those_who_want_it(visit: Open) -> None:
-    page = visit(reduced_motion="reduce")
-    choose(page, "Auto")
+    page = visit("?prompt=import%20os%0A&methods=auto&max_new_tokens=24", reduced_motion="reduce")
     button(page, "Race").click()
     page.locator(".hs-play").wait_for()
     assert page.locator(".hs-playing").count() == 0

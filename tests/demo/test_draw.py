@@ -17,6 +17,7 @@ from hf_specdec.tools.demo.draw.lanes import draw_race, draw_running
 from hf_specdec.tools.demo.draw.markup import (
     draw_error,
     draw_legend,
+    draw_link,
     draw_notice,
     escaped,
     one_line,
@@ -26,6 +27,7 @@ from hf_specdec.tools.demo.draw.markup import (
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.draw.tree import draw_tree
 from hf_specdec.tools.demo.record import Lane, Race
+from hf_specdec.tools.demo.settings import Settings
 from tests.demo.conftest import HOSTILE
 
 VOID = {"br", "input", "img", "hr", "meta", "link"}
@@ -101,12 +103,13 @@ def test_hostile_text_is_shown_and_does_nothing(race: Race) -> None:
     allowed = set(Reader("".join(everything(with_text(race, "x")).values())).tags)
     drawn = everything(with_text(race, HOSTILE))
     drawn |= {
+        "link": draw_link(Settings(prompt=HOSTILE + '" onclick="x')),
         "error": draw_error(ConfigError("prompt", HOSTILE, HOSTILE, HOSTILE)),
         "notice": draw_notice(HOSTILE),
     }
     for name, html in drawn.items():
         reader = Reader(html)
-        assert "script" not in reader.tags and set(reader.tags) <= allowed | {"strong"}, name
+        assert "script" not in reader.tags and set(reader.tags) <= allowed | {"a", "strong"}, name
         assert not [attribute for attribute in reader.attributes if attribute.startswith("on")], name
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", html), name
     assert "<script>document.title" in Reader(drawn["race"]).text

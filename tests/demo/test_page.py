@@ -12,18 +12,19 @@ import httpx
 import pytest
 
 from hf_specdec.tools.demo.record import Stop
-from hf_specdec.tools.demo.settings import GALLERY
+from hf_specdec.tools.demo.settings import GALLERY, KNOBS
 from tests.demo.conftest import LIMITS, PROMPT
 
 gradio_client = pytest.importorskip("gradio_client", reason="the demo's page needs gradio")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-STATUS, LANES, TABLE, LANE, NUMBER, STEP = range(6)
+STATUS, LINK, LANES, TABLE, LANE, NUMBER, STEP = range(7)
 
 
 def race(served: str, folder: Path, prompt: str, *methods: str, tokens: int = 16, seed: int = 0) -> Any:
     """What a greedy race shows."""
     visitor = gradio_client.Client(served, verbose=False, download_files=str(folder))
-    return visitor.predict(prompt, list(methods), tokens, 0.0, seed, api_name="/race")
+    knobs = [knob.default for knob in KNOBS]
+    return visitor.predict(prompt, list(methods), tokens, 0.0, seed, *knobs, api_name="/race")
 
 
 def test_two_visitors_at_once_get_their_races(served: str, tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_two_visitors_at_once_get_their_races(served: str, tmp_path: Path) -> No
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(visit, range(2)))
     for place, shown in enumerate(results):
-        assert "Done." in shown[STATUS]
+        assert "Done." in shown[STATUS] and "methods=auto" in shown[LINK]
         assert shown[LANES].count("<section") == 4
         assert shown[LANES].count("Equal to plain: the same 16 tokens") == 3
         assert "hs-tree" in shown[STEP] and "speed" in str(shown[TABLE])

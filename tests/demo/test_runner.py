@@ -19,7 +19,7 @@ from hf_specdec.tools.demo import figures
 from hf_specdec.tools.demo.record import Race, Stop, Words
 from hf_specdec.tools.demo.runner import Racer
 from hf_specdec.tools.demo.settings import GALLERY, METHOD_LABELS, Settings
-from tests.demo.conftest import LIMITS, PROMPT, run
+from tests.demo.conftest import CALM, LIMITS, PROMPT, run
 from tests.helpers.zoo import FAMILIES, build
 
 
@@ -84,7 +84,7 @@ def test_the_clock_leaves_out_what_observing_takes(racer: Racer, monkeypatch: py
 
 def test_no_lane_and_no_race_drafts_from_another(racer: Racer) -> None:
     for _ in range(2):
-        race = run(racer, methods=("auto", "prompt_lookup", "auto+draft_model"))
+        race = run(racer, methods=("auto", "prompt_lookup", "auto+draft_model"), values=CALM)
         nodes = [node for lane in race.lanes for step in lane.steps for node in step.nodes]
         assert nodes and "earlier_texts" not in {node.source for node in nodes}
     assert not state_of(racer.loaded.model).method_state.by_name

@@ -13,11 +13,11 @@ from hf_specdec.errors import SpecError
 from hf_specdec.tools.bench.header import describe
 from hf_specdec.tools.demo import figures
 from hf_specdec.tools.demo.draw.lanes import draw_race, draw_running
-from hf_specdec.tools.demo.draw.markup import draw_error, draw_notice
+from hf_specdec.tools.demo.draw.markup import draw_error, draw_link, draw_notice
 from hf_specdec.tools.demo.draw.steps import draw_step
 from hf_specdec.tools.demo.record import Lane, Race, Stop
 from hf_specdec.tools.demo.runner import Racer
-from hf_specdec.tools.demo.settings import METHOD_LABELS, Settings
+from hf_specdec.tools.demo.settings import KNOBS, LABELS, METHOD_LABELS, Settings
 
 ASSETS = Path(__file__).parent / "assets"
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif")
@@ -76,11 +76,20 @@ class Page:
         choices = [(METHOD_LABELS[method], method) for method in self.racer.methods]
         info = "One to three methods."
         self.methods = gr.CheckboxGroup(choices, value=["auto"], label="Methods", info=info, elem_id="methods")
-        with gr.Accordion("Parameters", open=False, elem_id="parameters"), gr.Row():
-            ends = (min(8, limits.max_new_tokens), limits.max_new_tokens)
-            self.tokens = gr.Slider(*ends, limits.usual_tokens, step=1, label="New tokens", elem_id="tokens")
-            self.temperature = gr.Slider(0.0, 2.0, 0.0, step=0.1, label="Temperature", info="0 is greedy.")
-            self.seed = gr.Number(0, precision=0, minimum=0, label="Seed", info="The same seed, the same text.")
+        with gr.Accordion("Parameters", open=False, elem_id="parameters"):
+            with gr.Row():
+                ends = (min(8, limits.max_new_tokens), limits.max_new_tokens)
+                self.tokens = gr.Slider(*ends, limits.usual_tokens, step=1, label="New tokens", elem_id="tokens")
+                self.temperature = gr.Slider(0.0, 2.0, 0.0, step=0.1, label="Temperature", info="0 is greedy.")
+                self.seed = gr.Number(0, precision=0, minimum=0, label="Seed", info="The same seed, the same text.")
+            with gr.Row():
+                self.knobs = {
+                    knob.name: gr.Slider(
+                        knob.least, knob.most, knob.default, step=1, label=LABELS[knob.name], info=knob.info
+                    )
+                    for knob in KNOBS
+                    if knob.method in self.racer.methods
+                }
 
     def _add_results(self) -> None:
         """The race, the steps, the figures."""
@@ -88,7 +97,9 @@ class Page:
         with gr.Row(elem_id="controls"):
             self.start = gr.Button("Race", variant="primary", elem_id="race", scale=2)
             self.stop = gr.Button("Stop", interactive=False, elem_id="stop", scale=1)
-        self.status = gr.HTML(draw_notice("Press Race."), elem_id="status")
+        with gr.Row():
+            self.status = gr.HTML(draw_notice("Press Race."), elem_id="status", scale=3)
+            self.link = gr.HTML("", elem_id="link", scale=1)
         with gr.Tabs():
             with gr.Tab("Race"):
                 empty = "The lanes come here: transformers' generate, plain decoding by this package, and each method."
@@ -109,8 +120,11 @@ class Page:
 
     def _connect(self) -> None:
         """Connect components and handlers."""
-        values: list[Any] = [self.prompt, self.methods, self.tokens, self.temperature, self.seed]
-        results = [self.status, self.lanes, self.table, self.race, self.lane, self.number, self.step]
+        fields = (self.prompt, self.methods, self.tokens, self.temperature, self.seed)
+        names = ("prompt", "methods", "max_new_tokens", "temperature", "seed")
+        self.inputs: dict[str, Any] = {**dict(zip(names, fields, strict=True)), **self.knobs}
+        values = list(self.inputs.values())
+        results = [self.status, self.link, self.lanes, self.table, self.race, self.lane, self.number, self.step]
         results += [self.times, self.acceptance]
         begins = self.start.click(self._begin, None, [self.status, self.start, self.stop], **AT_ONCE)
         races = begins.then(
@@ -129,7 +143,22 @@ class Page:
         place: list[Any] = [self.race, self.lane, self.number]
         self.number.change(self._step, place, self.step, trigger_mode="always_last", **AT_ONCE)
         self.lane.input(self._first_step, place[:2], [self.number, self.step], **AT_ONCE)
+        self.blocks.load(self._open, None, [self.status, *values], **AT_ONCE)
         self.blocks.unload(self._leave)
+
+    def _open(self, request: gr.Request) -> Any:
+        """Settings of a link, into the page; the page as it is without any."""
+        unchanged = [gr.skip() for _ in self.inputs]
+        query = {name: value for name, value in request.query_params.items() if not name.startswith("_")}
+        if "prompt" not in query:
+            return gr.skip(), *unchanged
+        try:
+            settings = Settings.from_query(query, self.racer.limits)
+            settings.check_within(self.racer.limits, self.racer.methods)
+        except SpecError as error:
+            return draw_error(error), *unchanged
+        fields = settings.fields() | {"methods": list(settings.methods)}
+        return draw_notice("These are the link's settings. Press Race."), *[fields[name] for name in self.inputs]
 
     def _begin(self, request: gr.Request) -> Any:
         self._leave(request)  # one race of a session at a time
@@ -153,30 +182,27 @@ class Page:
         if (stop := self._stops.pop(str(request.session_hash), None)) is not None:
             stop.set()
 
-    def _race(
-        self, request: gr.Request, prompt: str, methods: list[str], tokens: int, temperature: float, seed: int
-    ) -> Iterator[Update]:
+    def _race(self, request: gr.Request, *values: Any) -> Iterator[Update]:
         """Run a race, showing how far it is, and show it."""
         stop = self._stops.setdefault(str(request.session_hash), Stop())
         timer = threading.Timer(self.racer.limits.max_seconds, stop.set)
         timer.start()
         try:
-            settings = Settings(
-                prompt=prompt, methods=tuple(methods), max_new_tokens=tokens, temperature=temperature, seed=seed
-            )
+            fields = dict(zip(self.inputs, values, strict=True))
+            settings = Settings.from_fields(fields | {"methods": tuple(fields["methods"])})
             race = self.racer.start(settings, stop)
             while wait([race.future], POLL_SECONDS).not_done:
                 running = draw_notice("Each lane runs alone, one after the other; then all are replayed together.")
                 yield {self.status: running, self.lanes: draw_running(race)}
             race.future.result()
-            yield self._results(race)
+            yield self._results(race, settings)
         except SpecError as error:
             yield {self.status: draw_error(error)}
         finally:
             timer.cancel()
             stop.set()
 
-    def _results(self, race: Race) -> Update:
+    def _results(self, race: Race, settings: Settings) -> Update:
         """Everything that a race changes on the page at its end."""
         drafting = [lane for lane in race.lanes if lane.steps]
         labels = [lane.label for lane in drafting]
@@ -184,6 +210,7 @@ class Page:
         best, table = _richest_step(first), race.table()
         return {
             self.status: draw_notice("Stopped; this is what was there by then." if race.is_cut else "Done."),
+            self.link: draw_link(settings),
             self.lanes: draw_race(race),
             self.table: gr.update(value=table, visible=table is not None),
             self.race: race,

@@ -22,7 +22,7 @@ from hf_specdec.tools.bench.header import make_header
 from hf_specdec.tools.bench.loaded_model import LoadedModel
 from hf_specdec.tools.bench.rows import Row, base_rows, make_row
 from hf_specdec.tools.demo.record import Lane, Race, Recorder, Stop, Token, Words
-from hf_specdec.tools.demo.settings import CHAT_GALLERY, GALLERY, METHOD_LABELS, Limits, Settings, config_of
+from hf_specdec.tools.demo.settings import CHAT_GALLERY, GALLERY, METHOD_LABELS, Limits, Settings
 
 logger = logging.getLogger("hf_specdec")
 
@@ -90,8 +90,8 @@ class Racer:
         for method in settings.methods:
             head = self.loaded.head
             row = make_row(head.methods[0] if method == "head" and head is not None else method, self.loaded)
-            kwargs = {**row.kwargs, "spec_config": config_of(method)}
-            rows.append(replace(row, name=METHOD_LABELS[method], kwargs=kwargs))
+            config = settings.config_of(method)
+            rows.append(replace(row, name=METHOD_LABELS[method], kwargs={**row.kwargs, "spec_config": config or None}))
         return rows
 
     def _race(self, race: Race, rows: Sequence[Row], settings: Settings, inputs: Inputs, stop: Stop) -> None:

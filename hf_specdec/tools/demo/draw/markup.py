@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hf_specdec.errors import ConfigError
 from hf_specdec.methods.common.entry import Source
 from hf_specdec.methods.registry import sources
-from hf_specdec.tools.demo.settings import LABELS
+from hf_specdec.tools.demo.settings import LABELS, Settings
 
 SIGNS = {"\n": "\u23ce", "\t": "\u21e5", " ": "\u00b7"}
 CONTROLS = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # categories, those that turn text around among them
@@ -42,6 +42,11 @@ def draw_error(error: Exception) -> str:
     if isinstance(error, ConfigError) and error.field in LABELS:
         text = text.replace(f"`{error.field}`", f"\u201c{LABELS[error.field]}\u201d", 1)
     return f'<div class="hs hs-error" role="alert"><strong>Not possible:</strong> {escaped(text)}</div>'
+
+
+def draw_link(settings: Settings) -> str:
+    """A link that opens the page with these settings."""
+    return f'<div class="hs"><a href="?{escaped(settings.to_query())}">Link to these settings</a></div>'
 
 
 TARGET = Source("target", "the target's own", "chosen by the model itself, not drafted", "", "target")
