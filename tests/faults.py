@@ -204,7 +204,7 @@ MUTANTS = (
         ' if config.pool == "shared" else None\n',
         "\n",
     ),
-    Mutant("rows share their seed", DECODING, "manual_seed(seed) for seed", "manual_seed(first) for _ in"),
+    Mutant("rows share their seed", DECODING, "manual_seed(seed) for seed", "manual_seed(first) for _"),
     Mutant(
         "the drafter sees rejected tokens",
         STEP,
