@@ -65,7 +65,10 @@ def enable(
     for name, value in configs.items():
         if name not in methods:
             raise ConfigError(
-                name, f"must be one of {', '.join(sorted(methods))}", value, "Pass it to generate instead."
+                name,
+                f"must be one of {', '.join(sorted([*methods, 'plain_kernels', 'spec_memory']))}",
+                value,
+                "Pass arguments of a call to generate.",
             )
         defaults[methods[name].name] = methods[name].config_class.parse(value, name)
     state = state_of(inner)

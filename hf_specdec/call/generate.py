@@ -250,7 +250,11 @@ def _replaced_values(request: Request) -> dict[str, Any]:
         device = input_device(request.model)
         values = {name: v.to(device) for name, v in arguments.items() if isinstance(v, torch.Tensor)}
     # Integers of Python: NumPy's and tensors have no `bit_length`, which buffers ask for.
-    values |= {name: operator.index(v) for name in LENGTHS if (v := arguments.get(name)) is not None}
+    for name in LENGTHS:
+        if (value := arguments.get(name)) is not None:
+            if not hasattr(value, "__index__"):
+                raise ConfigError(name, "must be an integer", value, f"Pass an int, as in {name}=20.")
+            values[name] = operator.index(value)
     if request.setting("cache_implementation") in STATIC_NAMES:
         values["cache_implementation"] = "static"
     if request.setting("use_cache") is False and request.is_models_default("use_cache"):  # as MPT's checkpoints say

@@ -318,7 +318,7 @@ class PackedEmbedding(Packed):
     def _rows(self, rows: torch.Tensor) -> torch.Tensor:
         """See `forward`; of ids without gaps."""
         address = self.address(rows)
-        out = torch.empty((*rows.shape, self.embedding_dim), dtype=self.dtype)
+        out = torch.empty((*rows.shape, self.embedding_dim), dtype=self.dtype, device=rows.device)
         cpu.core.packed_rows(
             rows.data_ptr(),
             address,

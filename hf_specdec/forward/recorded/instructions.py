@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.common.transfer import HOST
 from hf_specdec.compat.modules import TO_COPY, is_elementwise
 from hf_specdec.forward.recorded.trace import Columns, Mask, NotRecordable, Record, Ref, Step, View
 from hf_specdec.kernels.cpu import HALVES, KINDS
@@ -167,7 +168,7 @@ class Compiler:
         is_of_one = isinstance(tensor, View) and not any(isinstance(value, View | list | tuple) for value in others)
         if not is_of_one or tensor.dtype not in HALVES or [view.dtype for view in results] != [tensor.dtype]:
             return None
-        numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(tensor.dtype)
+        numbers = torch.arange(1 << 16, dtype=torch.int32, device=HOST).to(torch.uint16).view(tensor.dtype)
         table = function(numbers).contiguous().view(torch.int16)
         table = next((same for same in self._tables if torch.equal(same, table)), table)
         self._tables.append(table)

@@ -10,6 +10,7 @@ import torch
 
 from hf_specdec.cache.spec_cache import SpecCache
 from hf_specdec.common.packed_rows import PackedRows
+from hf_specdec.common.transfer import HOST
 from hf_specdec.forward.recorded.states import Joined, StateFunction
 from hf_specdec.forward.recorded.template import Codes, Template, refs_of, room_of
 from hf_specdec.forward.recorded.trace import Ref, Step, View
@@ -60,14 +61,14 @@ class Program:
         self._template, self._tokens, self._threads = template, tokens, num_threads
         template.check(tokens)
         sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in template.sizes(tokens)]
-        self._arena = torch.empty(sum(sizes) + ALIGNMENT, dtype=torch.uint8)
+        self._arena = torch.empty(sum(sizes) + ALIGNMENT, dtype=torch.uint8, device=HOST)
         starts = np.cumsum([-self._arena.data_ptr() % ALIGNMENT, *sizes[:-1]])
         self._starts: list[int] = starts.tolist()
         self._bases = starts + self._arena.data_ptr()
         self._bases[0] = 0
         parts = template.parts(tokens)
         self._room_size = max((room_of(part) for part in parts if isinstance(part, Codes)), default=0)
-        self._room = torch.empty(max(self._room_size * num_threads, 1), dtype=torch.float32)
+        self._room = torch.empty(max(self._room_size * num_threads, 1), dtype=torch.float32, device=HOST)
         self._layers = np.zeros((max(template.layers, default=0) + 1, LAYER), dtype=np.int64)
         self._masks = np.zeros((max(len(template.masks), 1), MASK), dtype=np.int64)
         self._inputs = [(path, self._tensor(ref)) for path, ref in template.arguments.items() if self._is_used(ref)]
@@ -95,7 +96,7 @@ class Program:
         for path, tensor in self._inputs:
             tensor.copy_(arguments[path])
         for slot, size in self._fresh:
-            memory = self._returned[slot] = torch.empty(size, dtype=torch.int64)
+            memory = self._returned[slot] = torch.empty(size, dtype=torch.int64, device=HOST)
             self._bases[slot] = memory.data_ptr()
         self._point_at(cache, masks, packed)
         self._run.layers = cache.layers
@@ -192,7 +193,7 @@ def _kept(value: Any) -> Any:
 def _placed(view: View, memory: torch.Tensor, start: int) -> torch.Tensor:
     """The tensor that a view says, in the storage of `memory` from byte `start` on."""
     offset = start // view.dtype.itemsize + view.offset
-    return torch.empty(0, dtype=view.dtype).set_(memory.untyped_storage(), offset, view.shape, view.stride)
+    return torch.empty(0, dtype=view.dtype, device=HOST).set_(memory.untyped_storage(), offset, view.shape, view.stride)
 
 
 def _rebuilt(value: Any, tensor: Callable[[Ref], torch.Tensor]) -> Any:
