@@ -167,7 +167,7 @@ def _exponential(room: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 
 
 def _of_uniform(room: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """What torch computes of the same uniform numbers, one at a time."""
+    """Computes what torch does of the same uniform numbers, one at a time."""
     assert core is not None
     uniform = torch.empty(len(room), dtype=torch.float64, device=room.device).uniform_(generator=generator)
     core.exponential(uniform.data_ptr(), room.data_ptr(), len(room))

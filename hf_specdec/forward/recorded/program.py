@@ -27,7 +27,7 @@ class Constant:
 
 @dataclass(slots=True)
 class _Run:
-    """What the forward that runs now reads and writes.
+    """Addresses and layers that the forward that runs now reads and writes.
 
     Attributes:
         tables: addresses for the core.
